@@ -24,7 +24,9 @@ POSITIONS = {
 
 
 def positions_figure(
-    table: pd.DataFrame, widths: Mapping[int, Sequence[tuple[int, int]]]
+    table: pd.DataFrame,
+    widths: Mapping[int, Sequence[tuple[int, int]]],
+    chosen: Sequence[str] = tuple(POSITIONS),
 ) -> Figure:
     """Mean loss over head_dim, a line for each positions and a panel for each D.
 
@@ -32,6 +34,7 @@ def positions_figure(
       table: of `analysis.read_table`.
       widths: D -> its (num_heads, head_dim). A point is the mean over the texts that
         have a row, two at least.
+      chosen: which positions are drawn.
     """
     figure, grid = new_axes(len(widths), 3.4)
     for axes, (width, points) in zip(grid, widths.items(), strict=True):
@@ -39,7 +42,7 @@ def positions_figure(
             variants = [Variant(n, h, width=width, positions=positions) for n, h in sorted(points)]
             means = {v.head_dim: analysis.scores(table, v) for v in variants}
             drawn = sorted(h for h, bits in means.items() if len(bits) > 1)
-            if drawn:
+            if drawn and positions in chosen:
                 y = [float(np.mean([*means[h].values()])) for h in drawn]
                 axes.plot(drawn, y, "o", linestyle=DASHES[i], color=COLOURS[i], markersize=4,
                           label=name)  # fmt: skip

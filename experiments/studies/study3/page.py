@@ -1,9 +1,8 @@
 """The results pages of the parts, from rows alone: a sentence, its table of tests, the means."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,8 +13,20 @@ from attnlab.lab.stats import Difference
 from attnlab.report.page import p_equation, p_value
 from attnlab.report.style import themed_svg
 from experiments.studies.study3 import analysis, figures, parts, worth
-from experiments.studies.study3.analysis import ByText
-from experiments.studies.study3.cost import measured_seconds
+from experiments.studies.study3.comparisons import (
+    CONDITIONS,
+    Comparison,
+    by_text,
+    compare,
+    cost_of_four,
+    first_seeds,
+    interval,
+    means_table,
+    missing,
+    points_of,
+    registered_table,
+    step_milliseconds,
+)
 from experiments.studies.study3.parts import (
     CONVERTED,
     CONVERTED_OLD,
@@ -27,276 +38,8 @@ from experiments.studies.study3.parts import (
     WIDE_INVERSE,
     WIDE_RESET,
 )
+from experiments.studies.study3.positions import complete_positions, part_a
 from experiments.studies.study3.spec import KINDS, Variant, cache_numbers
-
-Term = tuple[int, Variant]
-CONDITIONS = (
-    "4 layers, D = 64, 0.22 million parameters, 20 training bytes for each of the 12 L D² of the "
-    "layers, equal FLOPs, "
-)
-TABLES = {"all": "heldout_bits", "other": "heldout_other_bits"}
-"""Bytes that are scored -> column."""
-COPY_TEXTS = ("python", "wikitext2", "web")
-"""Texts whose copy bytes are reported: the others have fewer than 1 % (plan)."""
-
-
-class Comparison(NamedTuple):
-    """A registered test: what it is called, what is compared, what came out."""
-
-    name: str
-    what: str
-    found: Difference
-    other: Difference | None = None
-    """On bytes that are no copy bytes."""
-    units: Difference | None = None
-    """With the two Tatoeba texts as one."""
-
-
-def compare(table: pd.DataFrame, name: str, what: str, *terms: Term) -> Comparison:
-    """The sum of sign x bits of variants, paired by text."""
-
-    def estimate(column: str, merge: Callable[[ByText], ByText]) -> Difference:
-        bits = [(sign, merge(analysis.scores(table, v, column))) for sign, v in terms]
-        return analysis.over_texts(analysis.contrast(*bits))
-
-    return Comparison(
-        name,
-        what,
-        estimate(TABLES["all"], dict),
-        estimate(TABLES["other"], dict),
-        estimate(TABLES["all"], analysis.without_pair),
-    )
-
-
-def missing(groups: Sequence[parts.Group], table: pd.DataFrame) -> int:
-    """Judged runs of groups that have no row yet."""
-    cells = [cell for group in groups for cell in group.cells]
-    wanted = sum(len(cell.texts) * len(cell.replicates) for cell in cells)
-    seeds = [analysis.rows_of(table, cell.variant)["replicate"] for cell in cells]
-    there = sum(one.isin(cell.replicates).sum() for one, cell in zip(seeds, cells, strict=True))
-    return int(wanted - there)
-
-
-def interval(found: Difference | None, digits: int = 3) -> str:
-    """Mean and 95 % interval.
-
-    >>> interval(Difference(0.0203, 0.0101, 0.0304))
-    '+0.020 (+0.010 to +0.030)'
-    """
-    if found is None:
-        return ""
-    mean, low, high = (f"{value:+.{digits}f}" for value in (found.mean, found.low, found.high))
-    return f"{mean} ({low} to {high})"
-
-
-def registered_table(
-    tests: Sequence[Comparison], corrected: Mapping[str, float], equal: str = ""
-) -> str:
-    """The registered comparisons, and below them the same numbers on other bytes and on 7 units;
-    `corrected` has Holm's p-values of those that have some, which decide; that of the test `equal`
-    is of the equivalence."""
-    rows = [
-        {
-            "": test.name,
-            "difference": test.what,
-            "mean (95 % interval)": interval(test.found),
-            "p": p_value(test.found.p),
-            "Holm": p_value(corrected[test.name]) if test.name in corrected else "",
-            "conclusion": analysis.conclusion(
-                test.found,
-                corrected.get(test.name) if test.name != equal else None,
-                corrected.get(test.name) if test.name == equal else None,
-            ),
-        }
-        for test in tests
-    ]
-    again = [
-        {
-            "difference": test.what,
-            "other bytes": interval(test.other),
-            "7 units": interval(test.units),
-        }
-        for test in tests
-        if test.other
-    ]
-    table = pd.DataFrame(rows)
-    table = table if corrected else table.drop(columns="Holm")
-    return f"""{table.to_markdown(index=False, disable_numparse=True)}
-
-The same without the bytes whose context stands earlier in the window (other bytes), and with the
-two Tatoeba texts averaged (7 units):
-
-{pd.DataFrame(again).to_markdown(index=False, disable_numparse=True)}"""
-
-
-def means_table(table: pd.DataFrame, variants: Sequence[Variant]) -> str:
-    """Held-out bits of each variant over texts, its rate, its FLOPs and measured seconds; settings
-    that all variants have are left out."""
-    rows = []
-    for variant in variants:
-        found = analysis.rows_of(table, variant)
-        bits = analysis.scores(table, variant)
-        rows.append(
-            {
-                "heads": f"{variant.num_heads}x{variant.head_dim}",
-                "positions": variant.positions,
-                "optimizer": variant.optimizer,
-                "start": variant.start,
-                "scale": variant.scale,
-                "texts": len(bits),
-                "bits": f"{np.mean(list(bits.values())):.4f}",
-                "rate": f"{found['learning_rate'].iloc[0]:.4g}",
-                "FLOPs a byte": f"{found['flops_per_token'].iloc[0]:,}",
-                "ms a step": step_time(variant, found),
-            }
-        )
-    means = pd.DataFrame(rows)
-    settings = ("positions", "optimizer", "start", "scale", "texts")
-    same = [name for name in settings if means[name].nunique() == 1]
-    return str(means.drop(columns=same).to_markdown(index=False, disable_numparse=True))
-
-
-def step_time(variant: Variant, rows: pd.DataFrame) -> str:
-    """`step_milliseconds`; none of runs that share a first half, whose seconds leave it out."""
-    return f"{step_milliseconds(rows):.0f}" if variant.start == "scratch" else ""
-
-
-def step_milliseconds(rows: pd.DataFrame) -> float:
-    """Median seconds of a run over its steps, on one core; with compiling and scoring."""
-    return float(1000 * (measured_seconds(rows) / rows["steps"]).median())
-
-
-def by_text(table: pd.DataFrame, columns: Mapping[str, Sequence[Term]]) -> str:
-    """Sums of sign x bits of variants on each text, a column each; and below them on the copy bytes
-    of the texts that have enough."""
-    found = {
-        kind: pd.DataFrame(
-            {
-                name: sum(sign * pd.Series(analysis.scores(table, v, column)) for sign, v in terms)
-                for name, terms in columns.items()
-            }
-        )
-        for kind, column in (("all", TABLES["all"]), ("copy", "heldout_copy_bits"))
-    }
-    whole, copied = found["all"].reindex(parts.ALL_TEXTS), found["copy"].reindex(COPY_TEXTS)
-    copied.index = pd.Index([f"{text}, copy bytes" for text in COPY_TEXTS])
-    return str(pd.concat([whole, copied]).round(3).to_markdown(floatfmt="+.3f"))
-
-
-def _points(*positions: str, length: int = 128) -> list[Variant]:
-    return [Variant(n, h, length=length, positions=p)
-            for p in positions for n, h in sorted(POINTS[64], reverse=True)]  # fmt: skip
-
-
-def _cost_of_four(positions: str, sign: int = 1) -> tuple[Term, Term]:
-    return (sign, Variant(16, 4, positions=positions)), (-sign, Variant(4, 16, positions=positions))
-
-
-NAMES = {"rotary": "rotary", "t5": "T5's bias"}
-"""Positions -> their name in tables."""
-
-
-class FirstTest(NamedTuple):
-    """A1: what heads of 4 cost against heads of 16 by positions, and how that differs."""
-
-    cost: dict[str, Comparison]
-    difference: Comparison
-    said: str
-    """The sentence of the plan."""
-
-
-def first_test(table: pd.DataFrame) -> FirstTest:
-    """A1 and its two costs, from rows of first seeds."""
-    cost = {
-        p: compare(table, "", f"16x4 less 4x16: {name}", *_cost_of_four(p))
-        for p, name in (("rotary", "rotary"), ("t5", "T5"))
-    }
-    difference = compare(
-        table, "A1", "16x4 less 4x16: rotary less T5",
-        *_cost_of_four("rotary"), *_cost_of_four("t5", -1),
-    )  # fmt: skip
-    found = difference.found
-    said = {
-        True: "So positions decide a large part of what a small head_dim costs.",
-        False: "That positions decide what a small head_dim costs is not shown.",
-    }[found.p < analysis.ALPHA and found.mean > 0]
-    return FirstTest(cost, difference, said)
-
-
-def first_seeds(table: pd.DataFrame) -> pd.DataFrame:
-    """What all but A3 read (amendment 2): differences are paired by text and seed."""
-    return table[table["replicate"] == 0]
-
-
-def page_a1(table: pd.DataFrame, left: int) -> str:
-    """A1 while `left` other runs of part A are missing, as amendment 2 says."""
-    table = first_seeds(table)
-    cost, first, said = first_test(table)
-    variants = [cell.variant for cell in PARTS["A"][0].cells]
-    return f"""# What heads of 4 cost, by positions
-
-**Heads of 4 minus heads of 16: {interval(cost["rotary"].found)} bits per byte with rotary
-positions, {interval(cost["t5"].found)} with T5's bias; rotary less T5 {interval(first.found)},
-{p_equation(first.found.p)}. {said}** {CONDITIONS}Muon, {first.found.count} texts, one seed each.
-
-Differences in bits per byte; 16x4 is 16 heads of 4, and above 0 these are worse:
-
-{registered_table([first, *cost.values()], {})}
-
-A1 is the primary test of part A; the two costs are exploratory, their p-values not corrected. A2,
-A3 and A4 are not run: {left} of the part's judged runs are missing ([plan](plan.md), amendment 2).
-T5's bias also gives each head a prior of distance, and 32 numbers a head.
-
-Heads of 4 minus heads of 16, bits per byte of each text:
-
-{by_text(table, {name: _cost_of_four(p) for p, name in NAMES.items()})}
-
-Mean held-out bits per byte of each variant:
-
-{means_table(table, variants)}
-"""
-
-
-def part_a(table: pd.DataFrame) -> str:
-    """How the best width depends on positions."""
-    both_seeds, table = table, first_seeds(table)
-    cost, first, said = first_test(table)
-    half = compare(table, "", "", *_cost_of_four("half")).found
-    bits = {
-        p: {v.head_dim: analysis.scores(table, v) for v in _points(p)} for p in ("rotary", "t5")
-    }
-    best = {
-        p: 2 ** analysis.best_width({h: float(np.mean([*b.values()])) for h, b in one.items()})
-        for p, one in bits.items()
-    }
-    others = [
-        Comparison("A2", "log2 of the best h, T5 less rotary",
-             analysis.width_shift(bits["rotary"], bits["t5"])),
-        compare(both_seeds, "A3", "8x8 less 4x16, T5, two seeds",
-                (1, Variant(8, 8, positions="t5")), (-1, Variant(4, 16, positions="t5"))),
-        compare(table, "A4", "16x4 less 4x16: rotary less half",
-                *_cost_of_four("rotary"), *_cost_of_four("half", -1)),
-    ]  # fmt: skip
-    p_values = {test.name: test.found.p for test in others}
-    # That they are equal is the hypothesis.
-    p_values["A3"] = analysis.p_equivalence(others[1].found)
-    return f"""# How the best width of a head depends on positions
-
-**Heads of 4 minus heads of 16: {interval(cost["rotary"].found)} bits per byte with rotary
-positions, {interval(cost["t5"].found)} with T5's bias, {interval(half)} with rotary on half a head;
-rotary less T5 {interval(first.found)}, {p_equation(first.found.p)}. {said}** The best width is h =
-{best["rotary"]:.1f} with rotary positions and {best["t5"]:.1f} with T5's bias. {CONDITIONS}Muon,
-{first.found.count} texts, one seed each.
-
-![Mean held-out bits per byte over head_dim, a line for each kind of positions](positions.svg)
-
-{registered_table([first, *others], analysis.corrected(p_values), equal="A3")}
-
-A1 is the primary; Holm over A2, A3, A4, where that of A3 is the p-value of equivalence within
-{analysis.MARGIN} bits. T5's bias also gives each head a prior of distance, and 32 numbers a head.
-
-{means_table(table, _points("rotary", "t5", "half"))}
-"""
 
 
 def part_b(table: pd.DataFrame) -> str:
@@ -321,23 +64,27 @@ def part_b(table: pd.DataFrame) -> str:
         compare(table, "", "16x4 less 4x16, both per head", *cost),
         compare(table, "", "8x8 less 4x16, both per head", (1, middle), (-1, wide)),
         compare(table, "", "16x4 less 4x16: per head less joint",
-                *cost, *_cost_of_four("rotary", -1)),
+                *cost, *cost_of_four("rotary", -1)),
     ]  # fmt: skip
     a, b, c = (
-        f"{interval(test.found)} ({analysis.conclusion(test.found, corrected.get(test.name))})"
+        interval(test.found)[:-1]
+        + f", {analysis.conclusion(test.found, corrected.get(test.name))})"
         for test in tests
     )
+    better = any(t.found.mean < 0 and corrected[t.name] < analysis.ALPHA for t in tests[:2])
     return f"""# Muon for each head by itself
 
-**Muon that makes q, k and v of each head orthogonal by themselves, less Muon that joins the heads:
-{a} bits per byte with 16 heads of 4, {b} with 8 heads of 8.** With 4 heads of 16 it is {c}
-(exploratory). {CONDITIONS}rotary positions, {tests[0].found.count} texts, one seed each, every cell
-at a learning rate tuned by itself.
+**Muon that makes q, k and v of each head orthogonal by themselves, less Muon that joins the heads,
+bits per byte: {a} with 16 heads of 4, {b} with 8 heads of 8. That it is better for small heads is
+{"shown" if better else "not shown"}.** With 4 heads of 16: {c}, exploratory.
+{CONDITIONS}rotary positions, {tests[0].found.count} texts, one seed each, every cell at a learning
+rate tuned by itself.
 
 {registered_table([*tests, *costs], corrected)}
 
 B1 are the primary tests of part B, two-sided, with Holm's correction over both; a negative
-difference was expected. The others are exploratory, their p-values not corrected ([plan](plan.md)).
+difference was expected. Equivalence within {analysis.MARGIN} bits is by the 90 % interval of each
+and not corrected. The others are exploratory, their p-values not corrected ([plan](plan.md)).
 
 Per head less joint, bits per byte of each text:
 
@@ -442,7 +189,7 @@ Mean held-out bits per byte of each variant:
 
 def part_d(table: pd.DataFrame) -> str:
     """What decides when copying is learnt."""
-    variants = _points("rotary", length=256)
+    variants = points_of("rotary", length=256)
     slow = [v for v in variants if v.head_dim not in (16, 32)]
     found = analysis.events(table, variants, slow)
     rows = []
@@ -638,7 +385,7 @@ PAGES: dict[str, tuple[str, Callable[[pd.DataFrame], str], tuple[parts.Group, ..
 }
 """Part -> its page, what writes it, and the groups whose rows it reads."""
 FIRST_LOOKS: dict[str, tuple[Callable[[pd.DataFrame, int], str], int]] = {
-    "A": (page_a1, 1),  # amendment 2
+    "A": (part_a, 1),  # amendments 2 and 7
     "C": (part_c, 3),  # amendment 4
 }
 """Part -> the page that is written when so many groups of `PAGES` are complete; it takes the number
@@ -646,11 +393,13 @@ of judged runs that are missing."""
 FIGURES: dict[str, tuple[str, Callable[[pd.DataFrame], Figure]]] = {
     "A": (
         "positions.svg",
-        lambda table: figures.positions_figure(first_seeds(table), {64: POINTS[64]}),
+        lambda table: figures.positions_figure(
+            first_seeds(table), {64: POINTS[64]}, complete_positions(table)
+        ),
     ),
     "D": (
         "copying.svg",
-        lambda table: figures.copying_figure(table, _points("rotary", length=256)),
+        lambda table: figures.copying_figure(table, points_of("rotary", length=256)),
     ),
     "E": ("cache.svg", figures.cache_figure),
     "F": ("worth.svg", figures.worth_figure),
@@ -676,17 +425,19 @@ def make_page(part: str, table: pd.DataFrame) -> str:
 
 
 def write_pages(names: Sequence[str], folder: Path) -> list[Path]:
-    """Writes the pages of parts, and the figures of complete ones, from the rows in a folder.
+    """Writes the pages of parts, and the figures that these show, from the rows in a folder.
 
     Parts without a page are left out.
     """
     table, found = analysis.read_table(folder), []
     for part in names:
-        if part in PAGES:
-            found.append(folder / PAGES[part][0])
-            write_atomic(found[-1], make_page(part, table).encode())
-        if part in FIGURES and not missing(PAGES[part][2], table):
-            name, draw = FIGURES[part]
+        if part not in PAGES:
+            continue
+        text = make_page(part, table)
+        found.append(folder / PAGES[part][0])
+        write_atomic(found[-1], text.encode())
+        name, draw = FIGURES.get(part, ("", None))
+        if draw and f"]({name})" in text:
             found.append(folder / name)
             write_atomic(found[-1], themed_svg(draw(table), name).encode())
     return found

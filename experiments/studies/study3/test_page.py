@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.studies.study3 import analysis, page, parts, worth
+from experiments.studies.study3 import analysis, page, parts, positions, worth
 from experiments.studies.study3.analysis import over_texts
+from experiments.studies.study3.comparisons import Comparison, registered_table
 from experiments.studies.study3.rows import COLUMNS, LATER_FIELDS, NEW, OLD
 from experiments.studies.study3.spec import Variant, num_steps
 
@@ -70,13 +71,14 @@ def table() -> pd.DataFrame:
 
 
 def test_the_page_on_positions_states_the_effects_that_were_put_in(table):
-    found = page.make_page("A", table)
+    found = " ".join(page.make_page("A", table).split())
     cost = float(re.search(r"[-+][0-9.]+", found.split("**")[1]).group())
     assert cost == pytest.approx(0.040, abs=0.003)  # 0.01 x (4 - 2)^2 with rotary
     assert "16.0 with rotary" in found
     best = float(re.search(r"and ([0-9.]+) with T5", found).group(1))
     assert best == pytest.approx(8, abs=0.5)
-    a3 = next(line for line in found.splitlines() if line.startswith("| A3"))
+    assert "with T5's bias is shown" in found
+    a3 = found.split("| A3")[1].split("| A4")[0]
     assert "within the margin" in a3  # 0.003, by 16, which is 1 further from T5's best
 
 
@@ -91,13 +93,42 @@ def test_a1_is_read_from_its_own_runs_and_the_first_seeds(table):
     own = pd.concat([analysis.rows_of(table, cell.variant) for cell in cells])
     own = own[own["replicate"] == 0]
     found = page.make_page("A", own)
-    assert "not run: 104 of" in found
+    assert "not run: 104 judged" in found
     row = a1_row(found)
     assert a1_row(page.make_page("A", table)) == row
     second = (table["part"] == "A") & (table["replicate"] == 1) & (table["head_dim"] == 16)
     moved = table.assign(heldout_bits=table["heldout_bits"] + 0.1 * second)
     assert a1_row(page.make_page("A", moved)) == row
     assert "Incomplete" in page.make_page("A", own.drop(own.index[-1]))
+
+
+def test_a2_and_a3_are_read_when_their_own_groups_are_complete(table, tmp_path):
+    """Amendment 7. Their p-values are multiplied by 3, and nothing is said or drawn of others."""
+
+    def rows_with(name: str, count: int) -> list[list[str]]:
+        cells = [cell for group in parts.PARTS["A"][:count] for cell in group.cells]
+        cells += parts.PARTS["A"][3].cells[:2]  # with rotary positions on half a head
+        keep = [table[(table["part"] == "A") & (table["replicate"] == replicate)
+                      & (table["num_heads"] == cell.variant.num_heads)
+                      & (table["positions"] == cell.variant.positions)]
+                for cell in cells for replicate in cell.replicates]  # fmt: skip
+        write_rows(pd.concat(keep).drop_duplicates(), tmp_path)
+        [written, *figures] = page.write_pages(["A"], tmp_path)
+        assert [one.name for one in figures] == (["positions.svg"] if count > 1 else [])
+        lines = [line for line in written.read_text().splitlines() if line.startswith(f"| {name}")]
+        return [[cell.strip() for cell in line.split("|")] for line in lines]
+
+    [whole] = rows_with("A2", 4)
+    assert rows_with("A2", 1) == []
+    [early] = rows_with("A2", 2)
+    assert early[:5] == whole[:5]
+    found = analysis.width_shift(*(positions.by_width(table[table["replicate"] == 0], p)
+                                   for p in ("rotary", "t5")))  # fmt: skip
+    assert early[5] == ("< 0.001" if 3 * found.p < 0.001 else f"{3 * found.p:.3f}")
+    assert rows_with("A3", 2) == []
+    assert len(rows_with("A3", 3)) == 1
+    assert "half a head" not in (tmp_path / "positions.md").read_text()
+    assert "half a head" not in (tmp_path / "positions.svg").read_text()
 
 
 def test_c1_and_c2_are_read_without_the_scales_of_scores(table):
@@ -130,7 +161,7 @@ def test_every_page_is_written_from_complete_rows_and_from_no_fewer(part, table)
     fewer = table.drop(judged.index[-1])
     found = page.make_page(part, fewer)
     if part in page.FIRST_LOOKS:  # whose first groups are complete
-        left = {"A": "A4 are not run: 1 of", "C": "scores are not run: 1 judged"}
+        left = {"A": "A4 is not run: 1 judged", "C": "scores are not run: 1 judged"}
         assert left[part] in found
     else:
         assert "Incomplete: 1 judged runs" in found
@@ -152,11 +183,11 @@ def test_corrected_p_values_decide():
     noise = np.array([1, -1, 1, -1, 1, -1, 1, -1])
     found, equal = over_texts(0.03 + 0.03 * noise), over_texts(0.006 * noise)
     assert 0.02 < found.p < 0.05
-    test, other = page.Comparison("X", "x", found), page.Comparison("Y", "y", equal)
+    test, other = Comparison("X", "x", found), Comparison("Y", "y", equal)
     for corrected, expected in (({}, "different"), ({"X": 2 * found.p}, "inconclusive")):
-        assert f" {expected} " in page.registered_table([test], corrected)
-    assert " equivalent " in page.registered_table([other], {}, equal="Y")
-    assert " inconclusive " in page.registered_table([other], {"Y": 0.06}, equal="Y")
+        assert f" {expected} " in registered_table([test], corrected)
+    assert " equivalent " in registered_table([other], {}, equal="Y")
+    assert " inconclusive " in registered_table([other], {"Y": 0.06}, equal="Y")
 
 
 def test_the_page_on_caches_states_the_effects_that_were_put_in(table):
