@@ -12,8 +12,8 @@ ROWS: list[dict[str, str]] = []
 for path in sys.argv[1:] or ["runs.csv"]:
     with open(path) as file:
         ROWS += [LATER | row for row in csv.DictReader(file) if row["role"] == "judged"]
-BASE = LATER | dict(width="64", length="128", positions="rotary", optimizer="muon", scale="root",
-                    start="scratch", bytes_per_parameter="20.0")  # fmt: skip
+BASE = LATER | dict(width="64", length="128", positions="rotary", bytes_per_parameter="20.0")
+BASE |= dict(optimizer="muon", start="scratch", scale="root")
 
 
 def scores(heads: str, seeds: str = "0", **other: str) -> dict[str, float]:
@@ -23,9 +23,8 @@ def scores(heads: str, seeds: str = "0", **other: str) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for row in ROWS:
         if wanted <= row.items() and row["replicate"] in seeds:
-            complete = row["status"] == "complete"
-            bits = float(row["heldout_bits"]) if complete else float("nan")
-            found.setdefault(row["text"], []).append(bits)
+            bits = row["heldout_bits"] if row["status"] == "complete" else "nan"
+            found.setdefault(row["text"], []).append(float(bits))
     return {text: float(np.mean(bits)) for text, bits in found.items() if not np.isnan(bits).any()}
 
 
@@ -34,16 +33,35 @@ def estimate(name: str, *signed: tuple[int, dict[str, float]]) -> None:
     texts = [text for text in signed[0][1] if all(text in bits for _, bits in signed)]
     d = np.array([sum(sign * bits[text] for sign, bits in signed) for text in texts])
     if len(d) < 2:
-        print(f"{name}: not run")
-        return
+        return print(f"{name}: not run")
     half = T975[len(d) - 1] * d.std(ddof=1) / len(d) ** 0.5
-    print(f"{name}: {d.mean():+.4f} ({d.mean() - half:+.4f} to {d.mean() + half:+.4f}), "
-          f"{len(d)} texts")  # fmt: skip
+    low, high = d.mean() - half, d.mean() + half
+    print(f"{name}: {d.mean():+.4f} ({low:+.4f} to {high:+.4f}), {len(d)} texts")
+
+
+def best(bits: dict[int, dict[str, float]], texts: list[str]) -> float:
+    """log2 of the best width: the minimum of a parabola, or an end."""
+    u, means = np.log2([*bits]), [np.mean([one[t] for t in texts]) for one in bits.values()]
+    curved, slope, _ = np.polyfit(u, means, 2)
+    u_min = -slope / (2 * curved) if curved > 0 else u[0] if means[0] <= means[-1] else u[-1]
+    return float(np.clip(u_min, u[0], u[-1]))
+
+
+def best_widths(first: dict[str, str], second: dict[str, str]) -> dict[str, float]:
+    """Text -> numbers whose mean is the difference of `best`, with the jackknife's error."""
+    heads = {4: "16x4", 8: "8x8", 16: "4x16", 32: "2x32", 64: "1x64"}
+    bits = [{h: scores(name, **one) for h, name in heads.items()} for one in (first, second)]
+    texts = [t for t in bits[0][4] if all(t in one for widths in bits for one in widths.values())]
+    shift = lambda used: best(bits[1], used) - best(bits[0], used)
+    without = {text: shift([t for t in texts if t != text]) for text in texts}
+    middle = sum(without.values()) / max(len(texts), 1)
+    return {t: shift(texts) + (len(texts) - 1) * (middle - without[t]) for t in texts}
 
 
 t5, half, reset = dict(positions="t5"), dict(positions="half"), dict(start="reset")
 rotary_cost = (1, scores("16x4")), (-1, scores("4x16"))
 estimate("A1", *rotary_cost, (-1, scores("16x4", **t5)), (1, scores("4x16", **t5)))
+estimate("A2", (1, best_widths({}, t5)))
 estimate("A3", (1, scores("8x8", "01", **t5)), (-1, scores("4x16", "01", **t5)))
 estimate("A4", *rotary_cost, (-1, scores("16x4", **half)), (1, scores("4x16", **half)))
 for heads in ("16x4", "8x8"):
@@ -59,5 +77,3 @@ for optimizer in ("muon", "muon_per_head"):  # E1 is that with the lower validat
 for name, kind in (("E2", "tied"), ("E3", "cla"), ("E4", "gqa_double")):
     heads = "8x16" if kind == "gqa_double" else "8x8"
     estimate(name, (1, scores(heads, **equal, kind=kind)), gqa)
-first = [row for row in ROWS if row["part"] == "D"]
-print("D:", sum(int(row["copy_step"]) >= 0 for row in first), "of", len(first), "runs copied")
