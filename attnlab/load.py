@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import glob
 import hashlib
 import itertools
 import json
@@ -253,10 +254,10 @@ class LoadedModel:
             at_end = row and not self.record and row[-1] in self.ends
             rows["tokens"] = [*self.starts, *(row[:-1] if at_end else row)]
         for name, row in rows.items():
-            if not 0 < len(row) <= self.config.max_len:
+            if not 0 < len(row) <= self.config.longest_text:
                 raise ValueError(
-                    f"{name}: {len(row)} tokens, where this model reads 1 to max_len "
-                    f"{self.config.max_len}; give another text"
+                    f"{name}: {len(row)} tokens, where this model reads 1 to "
+                    f"{self.config.longest_text}; give another text"
                 )
             check_range(name, np.array(row), self.config.vocab_size)
         inputs: Inputs = {name: jnp.asarray([row], jnp.int32) for name, row in rows.items()}
@@ -322,6 +323,9 @@ class LoadedModel:
     def describe_text(self, text: str) -> str:
         """What the model does with a text, for people: its tokens, the token that each head attends
         to most, and what follows; of an encoder the likeliest token at each position.
+
+        Where a head has several softmax distributions (layout `differential`), each is a row, and
+        its number is that of the distribution: [key head, first or second, query head].
 
         Raises:
           ValueError: there is no tokenizer, or the text has no token or too many.
@@ -503,12 +507,12 @@ def check_start(model: ModelConfig, folder: str) -> None:
 
     A part "{seed}" of the path stands for a seed; any that is there is looked at.
     """
-    before, seed, after = folder.partition("{seed}")
-    if seed:
-        found = sorted(Path(before).parent.glob(f"{Path(before).name}*{after}"))
+    before, *after = map(glob.escape, folder.split("{seed}"))
+    if after:
+        found = sorted(glob.glob("[0-9]*".join([before, *after])))
         if not found:
             raise ValueError(f"no folder {folder} of any seed")
-        folder = str(found[0])
+        folder = found[0]
     theirs, ours = (json.loads(to_json(c))["model"] for c in (load_config(folder), model))
     changed = [one for one in differences(theirs, ours) if not one[0].startswith(MAY_DIFFER)]
     if wrong := [f"model.{path}={ours!r} (there {theirs!r})" for path, theirs, ours in changed]:
@@ -548,12 +552,16 @@ def with_plan_of(
         changed, new = transforms.untie_encoder(changed, new)
         changes.append("encoder and decoder part")
     rank = model.delta_rank
-    if model.plan != changed.plan or ("delta" in model.plan and rank != changed.delta_rank):
+    ours, theirs = ({n: s.plan for n, s in c.layer_stacks.items()} for c in (model, changed))
+    has_delta = any("delta" in plan for plan in ours.values())
+    if ours != theirs or (has_delta and rank != changed.delta_rank):
         changes.append(f"plan {plan_name(changed.sharing)} -> {plan_name(model.sharing)}")
-        # A name is the plan of both stacks; an encoder that has a plan of its own keeps it.
-        own = changed.encoder is not None and changed.encoder.sharing is not None
-        plan = model.plan if own else model.sharing
-        changed, new = transforms.change_plan(changed, new, plan, delta_rank=rank)
+        plans: dict[str, Any] = {"sharing": model.sharing, "layer_types": model.layer_types}
+        if changed.encoder is not None and model.encoder is not None:
+            own = model.encoder.sharing
+            plans["encoder"] = dataclasses.replace(changed.encoder, sharing=own)
+        after = dataclasses.replace(changed, delta_rank=rank, **plans)
+        changed, new = after, transforms.resharing.reshared(changed, new, after, "mean")
     if wanted and not shared:
         changed, new = transforms.tie_encoder(changed, new)
         changes.append("encoder and decoder become one")

@@ -21,6 +21,7 @@ from jax.typing import ArrayLike
 
 from attnlab.atomic import check_new_file
 from attnlab.interpret import model_panel, view_panels
+from attnlab.interpret.panels import with_factored_order
 from attnlab.load import open_folder, open_run
 from experiments import app
 
@@ -78,9 +79,7 @@ def main() -> None:
     names = short if len(set(short)) == len(short) else [opened.name for opened in models]
     panels = []
     for opened, one, name in zip(models, read, names, strict=True):
-        # Gated heads are those of the factored order, which gives the same values as any other.
-        attention = dataclasses.replace(opened.config.attention, order=None)
-        config = dataclasses.replace(opened.config, attention=attention)
+        config = with_factored_order(opened.config)
         inputs = cast(Mapping[str, ArrayLike], one.inputs)
         metric = one.metric and one.metric(config.build())
         panels.append(

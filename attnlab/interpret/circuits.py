@@ -283,14 +283,13 @@ class _HeadMatrices:
 
     def _key_value(self, layer: int, which: int) -> Matrices:
         """[N, E, r] of the keys (0) or values (1) that a layer attends to."""
-        layer = self.kv_sources[layer]
-        params, angles = self.heads[layer], self._angles(0)
+        source, angles = self.kv_sources[layer], self._angles(0)
 
         def project(x: Array) -> Array:
-            entries = project_kv(params, x, self.layout, angles)
-            return self.layout.keys_values(params, entries)[which]
+            entries = project_kv(self.heads[source], x, self.layout, angles)
+            return self.layout.keys_values(self.heads[layer], entries)[which]
 
-        norm = self.encoder_norm if self.is_cross else self._norm_before(layer)
+        norm = self.encoder_norm if self.is_cross else self._norm_before(source)
         found = self._matrix(project, (self.config.width,), ("key", "value")[which])
         found = self._norm(norm) @ found
         return np.repeat(found, self.layout.num_heads // len(found), axis=0)

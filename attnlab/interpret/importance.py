@@ -79,7 +79,7 @@ def head_gates(config: ModelConfig, name: HeadsName = "heads", *, by: By = "laye
       config: of the model.
       name: "cross.heads" and "encoder.heads" are the others of an encoder-decoder.
       by: "layer" gates every application on its own; "group" gates a head of a parameter group in
-        all layers that use the group.
+        all layers of this stack that use the group (not in an encoder that shares it).
 
     Raises:
       ValueError: heads that the model does not have, another `by`, or layers with different numbers
@@ -219,10 +219,17 @@ def ablation_effects(
     >>> ablation_effects(loss, gates).shape
     (2, 4)
     """
+    return losses_without_one(loss, gates, replacement) - jnp.mean(loss({}))
+
+
+def losses_without_one(
+    loss: Loss, gates: HeadGates, replacement: Array | None = None
+) -> Float[Array, "R N"]:
+    """The mean loss without each head."""
     rows, heads = gates.shape
     without_one = 1 - jnp.eye(rows * heads).reshape(-1, rows, heads)
     losses: Array = jax.lax.map(_mean_loss(loss, gates, replacement), without_one)
-    return losses.reshape(rows, heads) - jnp.mean(loss({}))
+    return losses.reshape(rows, heads)
 
 
 def _mean_loss(loss: Loss, gates: HeadGates, replacement: Array | None) -> Callable[[Array], Array]:
@@ -239,10 +246,15 @@ def mean_heads(
       heads: captured "heads".
       mask: True = count this token.
 
+    Raises:
+      ValueError: a mask of another shape.
+
     >>> mean_heads(jnp.arange(8.0).reshape(1, 2, 2, 1, 2)).tolist()
     [[[[[3.0, 4.0]]]]]
     """
     used = jnp.ones(heads.shape[1:3]) if mask is None else jnp.asarray(mask)
+    if used.shape != heads.shape[1:3]:
+        raise ValueError(f"mask {used.shape} must be {heads.shape[1:3]}, True = count this token")
     dtype = jnp.promote_types(heads.dtype, jnp.float32)  # of float16 a sum may be infinite
     used = used[..., None, None].astype(dtype)
     total: Array = jnp.sum(jnp.where(used != 0, heads * used, 0), axis=(1, 2), keepdims=True)
@@ -355,7 +367,7 @@ def compare_pruning_orders(
         1, such as `mean_heads`; None: zeros.
 
     Raises:
-      ValueError: an order does not hold every head once.
+      ValueError: an order does not hold every head once, or there is no order.
 
     >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
@@ -367,6 +379,8 @@ def compare_pruning_orders(
     >>> curves._fields
     ('by_order', 'random')
     """
+    if count < (0 if orders else 1):
+        raise ValueError(f"count is {count}: take at least 1 random order, or 0 beside `orders`")
     size = gates.shape[0] * gates.shape[1]
     keys = jax.random.split(key, count)
     random = jax.vmap(lambda key: jax.random.permutation(key, size))(keys)
@@ -414,7 +428,7 @@ def greedy_order(
 
     def step(gate: Array, _: None) -> tuple[Array, tuple[Array, Array]]:
         losses = jax.lax.map(run, gate * (1 - jnp.eye(size)))
-        best = jnp.argmin(jnp.where(gate > 0, losses, jnp.inf))
+        best = jnp.lexsort((losses, gate == 0))[0]  # of those kept, also where losses are infinite
         return gate.at[best].set(0), (best, losses[best])
 
     _, (order, losses) = jax.lax.scan(step, jnp.ones(size), length=size)
@@ -429,8 +443,13 @@ def least_important(importance: Float[ArrayLike, "R N"], count: int) -> dict[int
         groups, as `by` of `remove_heads` says.
       count: heads of each row.
 
+    Raises:
+      ValueError: a row does not have so many heads, or `count` is negative.
+
     >>> least_important(jnp.array([[0.3, 0.1, 0.2], [0.0, 0.2, 0.1]]), 2)
     {0: [1, 2], 1: [0, 2]}
     """
-    order = np.argsort(np.asarray(importance), axis=1, kind="stable")[:, :count]
-    return {row: sorted(map(int, heads)) for row, heads in enumerate(order)}
+    order = np.argsort(np.asarray(importance), axis=1, kind="stable")
+    if not 0 <= count <= order.shape[1]:
+        raise ValueError(f"count is {count}; a row has 0 to {order.shape[1]} heads to remove")
+    return {row: sorted(map(int, heads)) for row, heads in enumerate(order[:, :count])}

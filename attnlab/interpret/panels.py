@@ -12,10 +12,11 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from attnlab.heads import Layout
-from attnlab.interpret.importance import HeadsName, ablation_effects, head_gates
-from attnlab.interpret.statistics import STATISTICS, ProbsName, head_statistics
+from attnlab.interpret.importance import HeadsName, head_gates, losses_without_one
+from attnlab.interpret.statistics import STATISTICS, ProbsName, head_statistics, stacked_probs
 from attnlab.interpret.viewer import AttentionMaps, Panel
 from attnlab.models.config import ModelConfig, heads_per_layer
+from attnlab.models.embed import check_tokens
 from attnlab.models.forward import ModelInputs, Outputs, run_model
 from attnlab.sharing import Params, plan_name
 from attnlab.tap import Patches
@@ -78,6 +79,10 @@ def model_panel(
 ) -> Panel:
     """One model on one text, for `view_panels`.
 
+    Where a head has several softmax distributions (layout `differential`), the heads of the panel
+    are these distributions [key head, first or second, query head], each with the effect of its
+    head.
+
     Args:
       config, params: of the model.
       inputs: arguments of the model's call for one text: "tokens" and, with an encoder, "source".
@@ -89,8 +94,8 @@ def model_panel(
       name: title of the panel.
 
     Raises:
-      ValueError: several texts, layers with different numbers of heads, or inputs that do not fit
-        the model.
+      ValueError: several texts, layers with different numbers of heads or of softmax
+        distributions, or inputs that do not fit the model.
 
     >>> config = ModelConfig(width=8, num_layers=2, sharing="albert")
     >>> tokens = jnp.array([[104, 101, 108, 108, 111]])
@@ -100,37 +105,39 @@ def model_panel(
     ((2, 4, 5, 5), ['loss increase', 'loss increase (group)'])
     """
     params = jax.tree.map(jnp.asarray, params)
-    # Every order of contraction gives the same values; heads are gated in the factored one.
-    config = dataclasses.replace(
-        config, attention=dataclasses.replace(config.attention, order=None)
-    )
+    config = with_factored_order(config)
     heads_per_layer(config)
     count = len(np.asarray(inputs["tokens"]))
     if count != 1:
         raise ValueError(f"a panel shows one text, not {count}: give inputs of one row")
     attentions = (DECODER,) if config.encoder is None else (ENCODER, DECODER, CROSS)
-    probs = _call(config, params, inputs, capture=tuple(one.probs for one in attentions)).captured
+    names = tuple(one.probs for one in attentions)
+    captured = _call(config, params, inputs, capture=names).captured
+    probs = {name: stacked_probs(captured, name) for name in names}
     effects: dict[HeadsName, dict[str, tuple[str, np.ndarray]]] = {}
     if ablate:
-        names = dict.fromkeys(one.heads for one in attentions)
-        effects = _ablations(metric or default_metric(config, inputs), config, params, names)
+        heads = [one.heads for one in attentions]
+        effects = _ablations(metric or default_metric(config, inputs), config, params, heads)
     maps = []
     for attention in attentions:
         queries, keys = token_text[attention.query_text], token_text[attention.key_text]
         p = probs[attention.probs][..., : len(queries), : len(keys)]
         ids = _ids(inputs[attention.query_text], len(queries))
         key_ids = _ids(inputs[attention.key_text], len(keys))
-        found = head_statistics(p, ids, key_tokens=key_ids)
+        same_text = attention.query_text == attention.key_text
+        found = head_statistics(p, ids, key_tokens=key_ids, same_text=same_text)
         statistics = {n: np.asarray(a) for n, a in found.items()}
         about = {n: f"{s.formula} ({s.unit}), mean over queries" for n, s in STATISTICS.items()}
         stack = config.encoder_model if attention is ENCODER else config
+        head_of_map = np.array([stack.stacks[n].layout.head_of_map for n in stack.layer_names])
         for label, (description, values) in effects.get(attention.heads, {}).items():
-            statistics[label], about[label] = values[:, list(stack.layout.head_of_map)], description
+            statistics[label] = np.take_along_axis(values, head_of_map, axis=1)
+            about[label] = description
         maps.append(
             AttentionMaps(
                 probs=np.asarray(p[:, 0], np.float32),
                 tokens=queries,
-                keys=None if attention.query_text == attention.key_text else keys,
+                keys=None if same_text else keys,
                 statistics=statistics,
                 plan={name: stack.plan[name] for name in attention.sublayers if name in stack.plan},
                 descriptions=about,
@@ -138,6 +145,18 @@ def model_panel(
             )
         )
     return Panel(tuple(maps), name=name, description=describe_model(config))
+
+
+def with_factored_order(config: ModelConfig) -> ModelConfig:
+    """The same function by products in the order in which heads can be gated and patched."""
+    return dataclasses.replace(
+        config,
+        attention=dataclasses.replace(config.attention, order=None),
+        layer_types=tuple(  # not None: types that differ in their order only stay two
+            (n, dataclasses.replace(one, order=one.order and "factored"))
+            for n, one in config.layer_types
+        ),
+    )
 
 
 def _call(
@@ -199,7 +218,7 @@ def default_metric(config: ModelConfig, inputs: Inputs) -> AblationMetric:
     >>> callable(default_metric(decoder, text).output)
     True
     """
-    tokens = jnp.asarray(inputs["tokens"])
+    tokens = check_tokens(config, inputs["tokens"], packed=True)  # the model checks the length
     used = jnp.asarray(inputs.get("padding_mask", np.ones(tokens.shape[:2], bool)), bool)
     both = used[:, :-1] & used[:, 1:]  # a token and the next one
 
@@ -258,7 +277,7 @@ def _ablations(
             return metric.change(metric.output(params, patch), whole)
 
         return [
-            {name: ablation_effects(loss, one) for name, one in gates.items()}
+            {name: losses_without_one(loss, one) for name, one in gates.items()}
             for gates in (by_layer, by_group)
         ]
 

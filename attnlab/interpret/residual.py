@@ -124,7 +124,8 @@ def record(
       config, params: of the model.
       tokens: [B, T].
       inputs: masks, source, what to patch, ... A patch may change what a sublayer reads or writes,
-        but not "residual". `capture` is ignored.
+        but not "residual"; what is patched on the way from the residual stream to a sublayer's
+        input, or to the scores, has no decomposition. `capture` is ignored.
 
     Returns:
       The recording; its memory is that of "outputs", [L, B, N, T, D].
@@ -149,7 +150,7 @@ def record(
         raise ValueError("a cache holds keys of earlier tokens; pass the whole text instead")
     if config.layer_types:
         raise ValueError("layers of several types (layer_types) have no decomposition")
-    params = check_params(config, params)
+    params = jax.tree.map(jnp.asarray, check_params(config, params))
     names = _value_names(config.layer)
     if config.encoder is not None and inputs.encoded is None:
         names += [ENCODER + name for name in _value_names(config.encoder_model.layer)]
@@ -253,7 +254,7 @@ def decompose_input(
       The terms of `decompose_residual`, with those that earlier sublayers of this layer add.
 
     Raises:
-      ValueError: the layer has no such sublayer, or as `decompose_residual`.
+      ValueError: the layer has no such sublayer; a patch of this input; or as `decompose_residual`.
 
     >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
@@ -265,6 +266,7 @@ def decompose_input(
     stack = recording.of_encoder() if encoder else recording
     names = tuple(stack.config.layer.sublayers)
     check_choice("sublayer", sublayer, names)
+    check_unpatched(stack, CROSS + "attention_in" if sublayer == "cross" else f"{sublayer}_in")
     terms = decompose_residual(stack, layer=layer)
     before = names[: names.index(sublayer)]
     outputs = [jax.tree.map(lambda a: a[layer], _written(stack, name)) for name in before]
@@ -282,6 +284,15 @@ def decompose_input(
         for name, a in made.items():
             terms[name] = jnp.concatenate([terms[name], affine.apply(a, argument)[None]])
     return terms if affine.constant is None else terms | {"input_norm_bias": affine.constant}
+
+
+def check_unpatched(stack: Recording, *values: str) -> None:
+    """Raises ValueError for a patch of one of these values, which follow from a sum of terms."""
+    for name in values:
+        if name in (stack.inputs.patch or {}):
+            raise ValueError(
+                f"a patch of {name!r} replaces what is decomposed here; record a call without it"
+            )
 
 
 def _written(stack: Recording, sublayer: SublayerName) -> Terms:

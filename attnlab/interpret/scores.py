@@ -21,12 +21,14 @@ from attnlab.interpret.residual import (
     Recording,
     TermName,
     Terms,
+    check_unpatched,
     decompose_final,
     decompose_input,
     flatten_terms,
     sum_terms,
 )
 from attnlab.models.embed import position_bias, position_scale, rotary_embedding
+from attnlab.models.layer import CROSS
 from attnlab.models.specs import Attention
 from attnlab.sharing import Params
 
@@ -73,7 +75,8 @@ def decompose_scores(
 
     Raises:
       ValueError: no such layer, head or attention; a query or key is not linear in the residual
-        stream (layout `tensor_product`); or scores are mixed between heads or capped.
+        stream (layout `tensor_product`); scores are mixed between heads or capped; or a patch of
+        the input of this attention, its q, k or scores.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -92,6 +95,7 @@ def decompose_scores(
     for_q = recording.of_encoder() if attention == "encoder" else recording
     for_k = recording.of_encoder() if is_cross else for_q
     layout = _check(for_q, attention, layer, head)
+    check_unpatched(for_q, *((CROSS if is_cross else "") + name for name in ("q", "k", "scores")))
     source = layer if is_cross else for_q.config.plan.kv_sources[layer]
     q_params, k_params = (head_params(for_q.layer_weights(i), is_cross) for i in (layer, source))
     query_terms = decompose_input(for_q, layer, "cross" if is_cross else "attention")
@@ -110,7 +114,7 @@ def decompose_scores(
 
     def key(x: Array) -> Array:
         entries = project_kv(k_params, x, layout, angles)
-        k = layout.keys_values(k_params, entries)[0]
+        k = layout.keys_values(q_params, entries)[0]  # a delta of this layer is in its weights
         return k[:, :, head // (layout.num_score_maps // k.shape[2])]
 
     label = f"of layout {layout.name!r}"

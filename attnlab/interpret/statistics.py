@@ -4,7 +4,7 @@ Axes: L layers, B batch, N heads, T queries, S keys.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from attnlab.attention.call import checked_padding_mask
 from attnlab.interpret.similarity import entropy
 from attnlab.models.config import ModelConfig
-from attnlab.models.forward import NO_INPUTS, ModelInputs, run_model
+from attnlab.models.forward import NO_INPUTS, ModelInputs, check_inputs, run_model
 from attnlab.names import lookup
 from attnlab.sharing import Params
 
@@ -23,19 +24,21 @@ from attnlab.sharing import Params
 class Rows(NamedTuple):
     """The queries and keys of the rows of probs."""
 
-    visible: Bool[Array, "B T S"]
+    visible: Bool[Array, "L B T S"]
     """True where no mask hides the key."""
     tokens: Int[Array, "B T"]
     key_tokens: Int[Array, "B S"]
+    same_text: bool
+    """Are keys and queries the same tokens?"""
 
     @property
     def offsets(self) -> Int[Array, "T S"]:
         """Position of the key minus position of the query."""
-        return jnp.arange(self.visible.shape[2]) - jnp.arange(self.visible.shape[1])[:, None]
+        return jnp.arange(self.visible.shape[3]) - jnp.arange(self.visible.shape[2])[:, None]
 
 
 Value: TypeAlias = Callable[[Array, Rows], tuple[Array, ArrayLike]]
-"""(probs [L, B, N, T, S], rows) -> (value [L, B, N, T], queries that have it [B, T])"""
+"""(probs [L, B, N, T, S], rows) -> (value [L, B, N, T], queries that have it [L, B, T])"""
 
 
 class Statistic(NamedTuple):
@@ -46,9 +49,9 @@ class Statistic(NamedTuple):
     formula: str
     """p_s is the probability of key s, t the position of the query."""
     value: Value
-    """(probs [L, B, N, T, S], rows) -> (value [L, B, N, T], queries that have it [B, T])"""
+    """(probs [L, B, N, T, S], rows) -> (value [L, B, N, T], queries that have it [L, B, T])"""
     needs: Literal["", "square", "tokens"] = ""
-    """"square": queries and keys are the same positions; "tokens": the tokens must be known."""
+    """"square": queries and keys are the same tokens; "tokens": the tokens must be known."""
 
 
 def _entropy(probs: Array, rows: Rows) -> tuple[Array, ArrayLike]:
@@ -64,19 +67,20 @@ def _mass(target: Callable[[Rows], Array]) -> Value:
 
     def value(probs: Array, rows: Rows) -> tuple[Array, ArrayLike]:
         keys = target(rows) & rows.visible
-        return jnp.sum(jnp.where(keys[:, None], probs, 0), axis=-1), jnp.any(keys, axis=-1)
+        return jnp.sum(jnp.where(keys[:, :, None], probs, 0), axis=-1), jnp.any(keys, axis=-1)
 
     return value
 
 
 def _duplicate(rows: Rows) -> Array:
-    return (rows.key_tokens[:, None, :] == rows.tokens[:, :, None]) & (rows.offsets != 0)
+    is_target = rows.key_tokens[:, None, :] == rows.tokens[:, :, None]
+    return is_target & (rows.offsets != 0) if rows.same_text else is_target
 
 
 def _induction(rows: Rows) -> Array:
     before = jnp.roll(rows.key_tokens, 1, axis=1)[:, None, :]
     is_target = (before == rows.tokens[:, :, None]) & (jnp.arange(before.shape[2]) > 0)
-    return is_target & (rows.offsets != 1)
+    return is_target & (rows.offsets != 1) if rows.same_text else is_target
 
 
 STATISTICS = {
@@ -88,7 +92,7 @@ STATISTICS = {
     "diagonal": Statistic("mass", "p at s = t", _mass(lambda rows: rows.offsets == 0), "square"),
     # Attention sink (Xiao et al. 2023, arXiv 2309.17453).
     "first_token": Statistic(
-        "mass", "p at s = 0", _mass(lambda rows: jnp.arange(rows.visible.shape[2]) == 0)
+        "mass", "p at s = 0", _mass(lambda rows: jnp.arange(rows.visible.shape[3]) == 0)
     ),
     "duplicate_token": Statistic(
         "mass", "sum of p_s, token_s = token_t and s != t", _mass(_duplicate), "tokens"
@@ -108,17 +112,23 @@ def head_statistics(
     *,
     key_tokens: Int[ArrayLike, "B S"] | None = None,
     visible: Bool[ArrayLike, "*B T S"] | None = None,
+    same_text: bool = True,
 ) -> dict[str, Float[Array, "L N"]]:
     """Statistics of every head, each the mean over the queries of all texts.
 
     Queries that see fewer than two keys are not counted and, for a mass, those that see no target.
+    Where the keys are another text, no position of a key corresponds to that of a query: statistics
+    of the two are left out, and the masses of tokens leave out no key.
 
     Args:
       probs: captured "probs".
       tokens: of the queries; without them the statistics that need tokens are left out.
       mask: True = count this query.
       key_tokens: of the keys; default `tokens`.
-      visible: True = no mask hides the key; default: keys to which some head gives any probability.
+      visible: True = no mask hides the key, of all layers or [L, B, T, S]; default: keys to which
+        some head of the layer gives any probability.
+      same_text: keys and queries are the same tokens, if there are as many; False for
+        cross-attention.
 
     Returns:
       Name of `STATISTICS` -> value; NaN where no query has it, such as "duplicate_token" in a text
@@ -135,7 +145,7 @@ def head_statistics(
     probs = jnp.asarray(probs)
     if probs.ndim != 5:
         raise ValueError(f"probs {probs.shape} must be [L, B, N, T, S], as `capture` returns them")
-    batch, queries, keys = probs.shape[1], *probs.shape[3:]
+    layers, batch, _, queries, keys = probs.shape
     given = ("tokens", tokens, queries), ("mask", mask, queries), ("key_tokens", key_tokens, keys)
     for name, a, size in given:
         if a is not None and jnp.shape(a) != (batch, size):
@@ -143,39 +153,51 @@ def head_statistics(
                 f"{name} {jnp.shape(a)} must be {(batch, size)}, as probs {probs.shape}"
             )
     key_tokens = tokens if key_tokens is None else key_tokens
-    known = {""} | ({"square"} if queries == keys else set())
+    same_text = same_text and queries == keys
+    known = {""} | ({"square"} if same_text else set())
     if tokens is not None and key_tokens is not None and jnp.shape(key_tokens)[1] == keys:
         known |= {"tokens"}
     probs = probs.astype(jnp.promote_types(probs.dtype, jnp.float32))
     if visible is None:
-        visible = jnp.any(probs != 0, axis=(0, 2))
-    ids = (
+        visible = jnp.any(probs != 0, axis=2)
+    of_queries, of_keys = (
         jnp.zeros((batch, 1), int) if a is None else jnp.asarray(a) for a in (tokens, key_tokens)
     )
-    rows = Rows(jnp.broadcast_to(visible, (batch, queries, keys)), *ids)
+    visible = jnp.broadcast_to(visible, (layers, batch, queries, keys))
+    rows = Rows(visible, of_queries, of_keys, same_text)
     counted = jnp.sum(rows.visible, axis=-1) > 1
     counted = counted if mask is None else counted & jnp.asarray(mask).astype(bool)
 
     def mean(statistic: Statistic) -> Array:
         value, has = statistic.value(probs, rows)
-        used = (counted & has)[:, None]
-        return jnp.sum(jnp.where(used, value, 0), axis=(1, 3)) / jnp.sum(used)
+        used = (counted & has)[:, :, None]
+        return jnp.sum(jnp.where(used, value, 0), axis=(1, 3)) / jnp.sum(used, axis=(1, 3))
 
     return {name: mean(one) for name, one in STATISTICS.items() if one.needs in known}
 
 
 def uniform_attention(probs: Float[Array, "L B N T S"]) -> Float[Array, "L B N T S"]:
-    """Equal probability for every visible key: the chance level of each statistic.
+    """Equal probability for every key visible in the layer: the chance level of each statistic.
 
     >>> uniform_attention(jnp.array([[[[[0.9, 0.0, 0.1]]]]]))[0, 0, 0].tolist()
     [[0.5, 0.0, 0.5]]
     """
-    visible = jnp.any(probs != 0, axis=(0, 2), keepdims=True).astype(probs.dtype)
+    visible = jnp.any(probs != 0, axis=2, keepdims=True).astype(probs.dtype)
     count = jnp.maximum(jnp.sum(visible, -1, keepdims=True), 1)
     return jnp.broadcast_to(visible / count, probs.shape)
 
 
 ProbsName: TypeAlias = Literal["probs", "cross.probs", "encoder.probs"]
+
+
+def stacked_probs(captured: Mapping[str, Array], name: ProbsName) -> Float[Array, "L B N T S"]:
+    """The captured probs of all layers. Raises ValueError where layers differ in their shape."""
+    if name not in captured:
+        raise ValueError(
+            f"layer types have {name!r} of different shapes, which cannot be stacked; capture "
+            "them and read each layer's by attnlab.models.captured_per_layer"
+        )
+    return captured[name]
 
 
 def statistics_with_baselines(
@@ -193,18 +215,18 @@ def statistics_with_baselines(
     Args:
       config, params: of the model.
       tokens: [B, T].
-      inputs: source, masks, ...
+      inputs: source, masks, ... Padding is neither counted nor shuffled.
       key: random key of the initial parameters and of the order of tokens.
       name: which attention.
       mask: [B, T] or, for the encoder, [B, S], True = count this query.
 
     Returns:
-      "model", "initial" (untrained parameters), "shuffled" (the tokens that `mask` counts in random
-      order) and "uniform" (`uniform_attention`) -> statistics.
+      "model", "initial" (untrained parameters), "shuffled" (the tokens that are not padding, and
+      that `mask` counts, in random order) and "uniform" (`uniform_attention`) -> statistics.
 
     Raises:
-      ValueError: tokens that are no ids; an attention that the model does not have; or inputs or a
-        mask that do not fit.
+      ValueError: tokens that are no ids; packed texts; an attention that the model does not have,
+        or that differs in shape between layers; or inputs or a mask that do not fit.
 
     >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
@@ -218,23 +240,32 @@ def statistics_with_baselines(
     texts = [jnp.asarray(a) for a in (inputs.source, tokens) if a is not None]
     if jnp.issubdtype(texts[0].dtype, jnp.floating):
         raise ValueError("mixtures of tokens cannot be shuffled; pass token ids")
+    if inputs.segments is not None:
+        raise ValueError("segments: packed texts are not shuffled; pass one text in each row")
+    known = check_inputs(config, tokens, inputs)[1]
+    masks = [known.source_padding_mask, known.padding_mask][-len(texts) :]
+    counted = checked_padding_mask("mask", mask, texts[of_queries])
+    if counted is not None:
+        is_token = masks[of_queries]
+        masks[of_queries] = counted if is_token is None else counted & is_token
 
     @jax.jit
     def run(params: Params, texts: list[Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         source = texts[0] if len(texts) > 1 else None
         call = dataclasses.replace(inputs, source=source, capture=(name,))
-        probs = run_model(params, texts[-1], config, call).captured[name]
+        probs = stacked_probs(run_model(params, texts[-1], config, call).captured, name)
 
         def statistics(probs: Array) -> dict[str, Array]:
-            return head_statistics(probs, texts[of_queries], mask, key_tokens=texts[of_keys])
+            return head_statistics(
+                probs, texts[of_queries], masks[of_queries], key_tokens=texts[of_keys],
+                same_text=of_queries == of_keys,
+            )  # fmt: skip
 
         return statistics(probs), statistics(uniform_attention(probs))
 
     for_params, for_text = jax.random.split(key)
     source = {} if len(texts) == 1 else {"source": texts[0]}
     initial = jax.jit(config.build().init)(for_params, texts[-1], **source)["params"]
-    masks: list[ArrayLike | None] = [None] * len(texts)
-    masks[of_queries] = mask
     mixed = [
         shuffle_tokens(jax.random.fold_in(for_text, i), a, m)
         for i, (a, m) in enumerate(zip(texts, masks, strict=True))

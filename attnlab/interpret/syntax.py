@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from attnlab.interpret.statistics import ProbsName, stacked_probs
 from attnlab.interpret.treebank import Tree
 from attnlab.models.config import ModelConfig, heads_per_layer
 from attnlab.models.forward import ModelInputs, run_model
@@ -104,7 +105,8 @@ def head_predictions(
       texts: of each the tokens [T], with special tokens, and `token_word_overlap` [T, W].
 
     Raises:
-      ValueError: a text that is too long for the model, or layers with different numbers of heads.
+      ValueError: a text that is too long for the model, or layers with different numbers of heads
+        or of softmax distributions.
 
     >>> import jax
     >>> from attnlab.models import ModelConfig
@@ -115,10 +117,15 @@ def head_predictions(
     (2, 4, 2, 2)
     """
     heads_per_layer(config)
+    if too_long := [len(tokens) for tokens, _ in texts if len(tokens) > config.longest_text]:
+        raise ValueError(
+            f"{too_long[0]} tokens; a text for this model has at most {config.longest_text}: leave "
+            "it out"
+        )
     groups: dict[int, list[int]] = {}
     for i, (_, shares) in enumerate(texts):
-        most = max(config.max_len, len(shares))  # the model has no positions for more padding
-        groups.setdefault(min(_rounded(len(shares)), most), []).append(i)
+        # The model has no positions for more padding.
+        groups.setdefault(min(_rounded(len(shares)), config.max_len), []).append(i)
     found: dict[int, np.ndarray] = {}
     for length, rows in groups.items():
         words = _rounded(max(texts[i][1].shape[1] for i in rows))
@@ -150,12 +157,13 @@ def _rounded(size: int) -> int:
 def _picks(
     config: ModelConfig, params: Params, tokens: Array, is_token: Array, shares: Array
 ) -> Array:
-    name, inputs = "probs", ModelInputs(padding_mask=is_token, capture=("probs",))
+    name: ProbsName = "probs"
+    inputs = ModelInputs(padding_mask=is_token, capture=(name,))
     if config.encoder is not None:
         name = "encoder.probs"
         inputs = ModelInputs(source=tokens, source_padding_mask=is_token, capture=(name,))
         tokens = tokens[:, :1]
-    probs = run_model(params, tokens, config, inputs).captured[name]
+    probs = stacked_probs(run_model(params, tokens, config, inputs).captured, name)
     return predicted_words(word_attention(probs, shares))
 
 
@@ -270,7 +278,8 @@ class SyntaxScore(NamedTuple):
     layer: int
     """Of the best attention head, on the selection sentences."""
     head: int
-    """Its number in the layer."""
+    """Its number in the layer; where a head has several softmax distributions (layout
+    `differential`), that of the distribution: [key head, first or second, query head]."""
     direction: str
     """The better one of `DIRECTIONS`."""
     by_head: float

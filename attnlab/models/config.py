@@ -331,6 +331,16 @@ class ModelConfig(Spec):
             {name: _of_type(self, name, one) for name, one in _types(self).items()}
         )
 
+    @property
+    def longest_text(self) -> int:
+        """The most tokens of a text without padding.
+
+        >>> ModelConfig(kind="encoder", max_len=512, positions=Learned(pad_token=1)).longest_text
+        510
+        """
+        pad: int | None = getattr(self.positions, "pad_token", None)
+        return self.max_len if pad is None else self.max_len - pad - 1
+
     @functools.cached_property
     def layer_names(self) -> tuple[str, ...]:
         """The name of the weights of every layer, in order.

@@ -173,7 +173,7 @@ def default_positions(
     if not isinstance(positions, jax.core.Tracer) and jnp.max(positions) >= config.max_len:
         raise ValueError(
             f"positions.pad_token {pad_token}: a text without padding may have "
-            f"{config.max_len - pad_token - 1} tokens, not {tokens.shape[1]}; raise max_len"
+            f"{config.longest_text} tokens, not {tokens.shape[1]}; raise max_len"
         )
     return positions
 
@@ -244,7 +244,7 @@ def _add_positions(
         return x
     if positions is None:
         return x + table[None, offset : offset + x.shape[1]]
-    rows: Array = table.at[positions + offset].get(mode="fill", fill_value=jnp.nan)
+    rows: Array = jnp.asarray(table).at[positions + offset].get(mode="fill", fill_value=jnp.nan)
     return x + with_rank(rows, x.ndim)
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from attnlab.heads import Latent, Layout, Params, Standard, multi_head_attention
 from attnlab.heads.factors import Floats, Weights
+from attnlab.heads.standard import UNTIED
 from attnlab.models.config import ModelConfig
 from attnlab.models.embed import rotary_embedding
 from attnlab.models.params import check_params
@@ -177,7 +178,7 @@ def approximate(
         made = []
         for method, one in _candidates({**found.params}, each, target, call):  # type: ignore[dict-item]
             made.append(measured(restore(one), method))
-            if fit:
+            if fit and target.output_projection:
                 fitted = one | _fitted_output(one, target, call, expected)
                 made.append(measured(restore(fitted), f"{method} and W_O fitted"))
         return min(made, key=lambda one: one.error)
@@ -208,6 +209,11 @@ def _candidates(
     if target.num_heads < each.num_heads:
         w, each = _fewer_heads(w, each, target.num_heads, call)
     if isinstance(target, Latent):
+        if (size := _rotated(call.rotary, each)) not in (0, each.size("head_dim")):
+            raise ValueError(
+                f"rotary positions rotate {size} of the {each.size('head_dim')} numbers of a key; "
+                "a latent takes all or none; give a Standard target"
+            )
         yield "svd", _latent(w, each, target, call.root)
         return
     groups, ratio = target.size("num_kv_heads"), each.score_scale / target.score_scale
@@ -219,7 +225,7 @@ def _candidates(
     method = "mean" if groups < each.num_heads else "fewer heads"
     yield method, rescale(change_axes(w, each, KV_AXES, mean), target, ratio)
     rotated = each.rotary_size == _rotated(call.rotary, each)
-    plain = not (each.qk_norm or each.extras or set(each.biases) - {"o"})
+    plain = not (each.qk_norm or each.extras or set(each.biases) - {"o"} or set("qkvo") - set(w))
     plain = plain and (rotated or not _rotated(call.rotary, each))
     if call.fit and plain and groups < each.num_heads:
         yield "low rank", rescale(_low_rank(w, groups, call.root, rotated), target, ratio)
@@ -234,7 +240,7 @@ def _fewer_heads(
 ) -> tuple[dict[str, Floats], Standard]:
     """The heads whose part of the output is largest."""
     check_head_order(each)
-    written: Floats = w["v"].swapaxes(0, 1)  # [N, D, V]
+    written: Floats = w[UNTIED[each.tie].get("v", "v")].swapaxes(0, 1)  # [N, D, V]
     if call.fit:
         written = np.moveaxis(call.run(w, each)[1], 2, 0)  # [N, B, T, V]
         written = written.reshape(len(written), -1, written.shape[-1])

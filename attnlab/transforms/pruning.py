@@ -74,7 +74,7 @@ def remove_heads(
       ValueError: a head, group or layer that is no whole number or that the model does not have;
         the model becomes no smaller (use `head_mask`); the layout ties a head to a slice of x; or
         layers would lose different heads that belong together: heads that attend to shared keys, or
-        that have a row in a shared table of relative positions.
+        that have a row in a shared table of relative positions. Or an encoder shares the heads.
 
     >>> import jax
     >>> config = ModelConfig(width=8, num_layers=3, sharing="albert")
@@ -123,7 +123,7 @@ def scale_heads(
 
     Raises:
       ValueError: the model has no output projection, no such heads, or several layer types; its
-        groups have deltas; or factors of another shape.
+        groups have deltas, or an encoder shares them; or factors of another shape.
 
     >>> import jax
     >>> config = ModelConfig(width=8, num_layers=3, sharing="albert")
@@ -232,9 +232,14 @@ def _check_can_remove(config: ModelConfig) -> None:
 
 
 def _check_plain_groups(config: ModelConfig) -> None:
-    """Raises ValueError if layers of one group have different parameters."""
-    if "delta" in config.plan:
+    """Raises ValueError if layers of one group have different parameters, or are in two stacks."""
+    if any("delta" in stack.plan for stack in owned_stacks(config).values()):
         raise ValueError("the plan has a delta: use change_plan to one without a delta first")
+    if config.encoder is not None and config.encoder.shares_decoder:
+        raise ValueError(
+            "encoder.shares_decoder: the encoder has these heads too, which head_mask "
+            "leaves as they are; use untie_encoder first"
+        )
 
 
 def _by_group(

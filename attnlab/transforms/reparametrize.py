@@ -56,8 +56,13 @@ def reparametrize(
     if qk is not None:
         _check_qk(layout)
         a = bases("qk", qk, layout, "k")
-        if rotary and layout.rotary_axis == "head_dim" and not commutes(a):
-            raise ValueError("qk does not commute with rotary positions; use [[a, -b], [b, a]]")
+        if rotary and layout.rotary_axis == "head_dim":
+            if a.shape[-1] % 2:
+                raise ValueError(
+                    f"rotary positions need an even head_dim, not {a.shape[-1]}; leave qk out"
+                )
+            if not commutes(a):
+                raise ValueError("qk does not commute with rotary positions; use [[a, -b], [b, a]]")
         inverse: Floats = np.asarray(np.linalg.inv(a).swapaxes(-1, -2), np.float64)
         w = changed_basis(w, layout, {"q": a, "q_bias": a})
         w = changed_basis(w, layout, dict.fromkeys(("k", "k_bias", "extra_k"), inverse))

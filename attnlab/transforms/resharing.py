@@ -89,14 +89,19 @@ def change_plan(
     params = check_params(config, params)
     rank = config.delta_rank if delta_rank is None else delta_rank
     after = dataclasses.replace(_with_plan(config, plan), delta_rank=rank)
-    new, stacked = owned_stacks(after), dict(params)
+    return after, reshared(config, params, after, merge)
+
+
+def reshared(config: ModelConfig, params: Params, after: ModelConfig, merge: Merge) -> Params:
+    """The parameters of `config` for `after`, which differs in its plans and `delta_rank` alone."""
+    new, rank, stacked = owned_stacks(after), after.delta_rank, dict(params)
     for name, old in owned_stacks(config).items():
         stacked[name] = _reshare(params[name], old.plan, new[name].plan, old.layout, rank, merge)
     if config.encoder is not None and config.encoder.shares_decoder:
         encoders = config.encoder_model.plan, after.encoder_model.plan
         if not all(map(_agree, encoders, (config.plan, after.plan))):
             raise ValueError("encoder.shares_decoder has another plan: use untie_encoder first")
-    return after, stacked
+    return stacked
 
 
 def _with_plan(config: ModelConfig, plan: str | Plan) -> ModelConfig:
@@ -211,9 +216,15 @@ def detect_sharing(config: ModelConfig, params: Params) -> tuple[ModelConfig, Pa
         raise ValueError("detect_sharing needs a model with one layer type; this one has several")
     plan, layers = _detected(config.plan, params["layers"])
     params = params | {"layers": layers}
-    if config.encoder is None or config.encoder.shares_decoder:
-        named = plan if config.encoder is not None else plan_name(plan)
-        return dataclasses.replace(config, sharing=named), params
+    if config.encoder is None:
+        return dataclasses.replace(config, sharing=plan_name(plan)), params
+    if config.encoder.shares_decoder:
+        groups = dict(config.encoder_model.plan.items())
+        for name in groups:  # those of the decoder have other numbers now
+            now = dict(zip(config.plan[name], plan[name], strict=True))
+            groups[name] = tuple(now.get(group, group) for group in groups[name])
+        encoder = dataclasses.replace(config.encoder, sharing=Plan(**groups))
+        return dataclasses.replace(config, sharing=plan, encoder=encoder), params
     encoder_plan, encoder_layers = _detected(config.encoder_model.plan, params["encoder_layers"])
     params["encoder_layers"] = encoder_layers
     encoder = dataclasses.replace(config.encoder, sharing=encoder_plan)
@@ -290,8 +301,11 @@ def _reshare(
     if "delta" in new and new["delta"] != separate(new.num_layers):
         raise ValueError(f"every layer needs its own delta, in order; got {new['delta']}")
     used = [layer_params(stacked, old, i) for i in range(new.num_layers)]
-    for i in (i for i, reuses in enumerate(old.reuses_kv) if reuses):  # not what its delta adds
-        used[i]["kv"] = used[old.kv_sources[i]]["kv"]
+    own = {n for n, weight in heads.all_weights.items() if "keys_values" in weight.stages}
+    for i in (i for i, reuses in enumerate(old.reuses_kv) if reuses):
+        # The entries are those of the source; what makes keys and values of them has its own delta.
+        kept = {n: a for n, a in used[i]["kv"].items() if n in own}
+        used[i]["kv"] = used[old.kv_sources[i]]["kv"] | kept
     targets: list[Params] = [{} for _ in used]
     layers: Params = {}
     known = {"kv", *used[0]}

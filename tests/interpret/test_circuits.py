@@ -19,7 +19,7 @@ from attnlab.interpret import (
     record,
 )
 from attnlab.models import Attention, Compute, EncoderConfig, ModelInputs, Norm, Rotary, run_model
-from attnlab.sharing import layer_params
+from attnlab.sharing import Plan, layer_params
 from attnlab.transforms.reparametrize import reparametrize
 
 TOKENS = jnp.asarray([[4, 1, 7, 2, 2, 0], [10, 3, 5, 6, 1, 8]])
@@ -121,6 +121,25 @@ def test_keys_of_an_earlier_layer_and_of_another_text():
     assert_close(
         np.float32(x[5] @ a @ x[3]), np.asarray(captured["scores"][2, 0, 1, 5, 3]), loosen=3
     )
+
+
+def test_a_shared_latent_under_deltas():
+    """A layer makes keys and values of it with its own delta; without biases, at any positions."""
+    plan = Plan(attention=(0, 1), kv=(0, "@0"), ffn=(0, 1), delta=(0, 1))
+    norm = Norm(kind="rms")
+    config = config_of(
+        "latent", num_layers=2, sharing=plan, delta_rank=2, biases=(), norm=norm, **WITHOUT_NORMS
+    )
+    params = random_params(config)
+    qk, ov = (circuit(config, params, name) for name in ("qk", "ov"))
+    inputs = ModelInputs(capture=("attention_in", "scores", "probs", "outputs"))
+    captured = run_model(params, TOKENS, config, inputs).captured
+    layers = [layer_params(params["layers"], plan, i)["attention"] for i in range(2)]
+    y, x = (captured["attention_in"][i, 0] / layers[i]["norm"]["scale"] for i in range(2))
+    for n in range(3):
+        assert_close(x @ qk.matrix(1, n) @ y.T, captured["scores"][1, 0, n], loosen=10)
+        written = captured["probs"][1, 0, n] @ y @ ov.matrix(1, n)
+        assert_close(written, captured["outputs"][1, 0, n], loosen=10)
 
 
 @pytest.mark.parametrize("position", ["pre", "pre_ffn"])

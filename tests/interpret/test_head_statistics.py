@@ -82,10 +82,14 @@ def test_what_cannot_be_told_is_left_out():
     assert sorted(head_statistics(probs)) == ["entropy", "first_token"]
     across = head_statistics(probs, TOKENS, key_tokens=np.array([[4, 9, 9, 4], [9, 9, 9, 9]]))
     assert sorted(across) == ["duplicate_token", "entropy", "first_token", "induction"]
-    # Tokens 4 stand at queries 0 and 2 and at keys 0 and 3: none at the same place but the first.
-    np.testing.assert_allclose(
-        across["duplicate_token"], np.full((1, 3), (0.25 + 0.5) / 2), rtol=1e-6
-    )
+    # Tokens 4 stand at queries 0 and 2 and at keys 0 and 3, which are those of another text.
+    np.testing.assert_allclose(across["duplicate_token"], np.full((1, 3), 0.5), rtol=1e-6)
+    other = {"key_tokens": np.array([[1, 4, 4, 1], [9, 9, 9, 9]]), "same_text": False}
+    across = head_statistics(probs[..., :4, :], TOKENS[:, :4], **other)
+    assert sorted(across) == ["duplicate_token", "entropy", "first_token", "induction"]
+    # Query 1 is token 1, of keys 0 and 3; queries 0 and 2 are token 4, before keys 2 and 3.
+    np.testing.assert_allclose(across["duplicate_token"], np.full((1, 3), 0.5), rtol=1e-6)
+    np.testing.assert_allclose(across["induction"], np.full((1, 3), (4 * 0.25 + 0.25) / 3))
     square = head_statistics(probs[..., :4, :])
     assert "distance" in square
     assert "duplicate_token" not in square
@@ -95,6 +99,21 @@ def test_what_cannot_be_told_is_left_out():
         head_statistics(probs[..., :4, :], TOKENS)
     whole = np.ones_like(probs, int), None, np.full((2, 7), 2)  # of probs and mask, any numbers
     assert head_statistics(*whole)["first_token"].tolist() == [[1, 1, 1]]
+
+
+def test_each_layer_has_the_keys_that_its_window_shows():
+    """Of windows of 1 token back, of all tokens back, and of none."""
+    window = np.tri(5, dtype=bool) & ~np.tri(5, k=-2, dtype=bool)
+    allowed = np.stack([window, np.tri(5, dtype=bool), np.eye(5, dtype=bool)])[:, None, None]
+    probs = softmax(RNG.normal(size=(3, 2, 4, 5, 5)), allowed)
+    for visible in (None, allowed[:, 0]):
+        found = head_statistics(uniform_attention(jnp.asarray(probs)), visible=visible)
+        of_sizes = lambda f: np.mean([f(n) for n in (2, 3, 4, 5)])
+        entropies = np.log(2), of_sizes(np.log), np.nan
+        masses = 1 / 2, of_sizes(lambda n: 1 / n), np.nan
+        for name, expected in (("entropy", entropies), ("previous_token", masses)):
+            every = np.broadcast_to(np.array(expected)[:, None], (3, 4))
+            np.testing.assert_allclose(found[name], every, rtol=1e-5)
 
 
 def test_differences_between_heads():
@@ -163,6 +182,29 @@ def test_effective_rank():
     turn = np.linalg.qr(RNG.normal(size=(7, 7)))[0]
     scores = np.stack([turn[:, :3] @ turn[:3], 5 * turn])[None, None]
     np.testing.assert_allclose(effective_rank(scores), [[3, 7]], rtol=1e-4)
+
+
+def test_padding_is_neither_counted_nor_shuffled():
+    """Texts of one token each are the same shuffled, so only their padding could change them."""
+    encoder = EncoderConfig(num_layers=1)
+    config = config_of(
+        kind="encoder_decoder", num_layers=1, ffn=FFN(width=0), sharing="albert", encoder=encoder
+    )
+    source, tokens = (np.array([[4] * n + [0] * (6 - n), [2] * n + [0] * (6 - n)]) for n in (4, 3))
+    masks = {"source_padding_mask": source > 0, "padding_mask": tokens > 0}
+    inputs, params = ModelInputs(source=source, **masks), random_params(config, scale=1)
+    key = {"key": jax.random.key(0), "name": "cross.probs"}
+    found = statistics_with_baselines(config, params, tokens, inputs, **key)
+    tokens, source = tokens[:, :3], source[:, :4]  # without padding
+    alone = ModelInputs(source=source, capture=("cross.probs",))
+    probs = run_model(params, tokens, config, alone).captured["cross.probs"]
+    expected = head_statistics(probs, tokens, key_tokens=source)
+    assert sorted(found["model"]) == sorted(expected)
+    assert_close(found["model"], expected)
+    assert_close(found["shuffled"], expected)
+    packed = ModelInputs(source=source, segments=(tokens, source))
+    with pytest.raises(ValueError, match="segments"):
+        statistics_with_baselines(config, params, tokens, packed, **key)
 
 
 @pytest.mark.slow

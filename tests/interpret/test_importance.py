@@ -18,6 +18,7 @@ from attnlab.interpret import (
     greedy_order,
     head_gates,
     head_importance,
+    least_important,
     mean_heads,
     pruning_curve,
     resampled_heads,
@@ -100,6 +101,8 @@ def test_what_stands_in_the_place_of_a_head():
         resampled_heads(heads[:, :1])
     with pytest.raises(ValueError, match="shift 3 takes each of 3 texts for its own replacement"):
         resampled_heads(heads, 3)
+    with pytest.raises(ValueError, match=r"mask \(1, 5\) must be \(3, 5\)"):
+        mean_heads(heads, WEIGHTS[:1])
     assert mean_heads(jnp.ones((1, 2, 40_000, 1, 1), jnp.float16)).item() == 1
 
 
@@ -127,6 +130,31 @@ def test_an_order_holds_every_head_once(order):
     gates = HeadGates("heads", (0,), 4)
     with pytest.raises(ValueError, match="must hold each of the 4 heads once, as 0 to 3"):
         pruning_curve(lambda patch: jnp.zeros(2), gates, np.array(order))
+
+
+def test_counts_that_remove_nothing_or_more_than_all():
+    gates, rest = HeadGates("heads", (0,), 4), {"key": jax.random.key(0), "count": 0}
+    loss = lambda patch: jnp.zeros(2)
+    curves = compare_pruning_orders(loss, gates, {"one": jnp.arange(4)}, **rest)
+    assert (curves.by_order["one"].shape, curves.random.shape) == ((5,), (0, 5))
+    with pytest.raises(ValueError, match="count is 0"):
+        compare_pruning_orders(loss, gates, {}, **rest)
+    assert least_important(np.ones((2, 3)), 0) == {0: [], 1: []}
+    for count in (-1, 4):
+        with pytest.raises(ValueError, match=f"count is {count}; a row has 0 to 3 heads"):
+            least_important(np.ones((2, 3)), count)
+
+
+def test_a_greedy_order_has_every_head_where_losses_are_infinite():
+    gates = HeadGates("heads", (0,), 4)
+
+    def loss(patch):
+        kept = jnp.sum(patch["heads"](jnp.ones((1, 1, 4, 1)), 0))
+        return jnp.where(kept < 3, jnp.inf, -kept)[None]
+
+    order, curve = greedy_order(loss, gates)
+    assert sorted(order.tolist()) == [0, 1, 2, 3]
+    assert curve.tolist() == [-4, -3, np.inf, np.inf, np.inf]
 
 
 @pytest.mark.slow

@@ -6,20 +6,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, deep
 from interpreted_models import config_of, random_params
 
 from attnlab.attention.masks import Edges
-from attnlab.heads import Standard
+from attnlab.heads import Differential, Standard
 from attnlab.interpret import (
+    AblationMetric,
     default_metric,
     head_gates,
     head_predictions,
     head_statistics,
     model_panel,
+    statistics_with_baselines,
     view_panels,
 )
-from attnlab.models import FFN, EncoderConfig, LayerOverrides, OutputHead
+from attnlab.models import FFN, Embedding, EncoderConfig, Images, LayerOverrides, OutputHead
+from attnlab.models.params import param_shapes
 
 DECODER = config_of(num_heads=2, head_dim=5, sharing="attention=0,1,1 ffn=0,1,0")
 TOKENS = np.array([[3, 1, 4, 3, 1, 5]], np.int32)
@@ -78,10 +81,30 @@ def test_a_loss_without_a_head_is_that_of_its_gate(decoder):
     assert np.abs(apart[0]).max() < 1e-6
 
 
-def test_both_maps_of_a_differential_head_have_the_effect_of_the_head():
+def test_a_metric_may_be_a_ratio():
+    """Of a model that adds the heads; layers 1 and 2 share theirs."""
+
+    def added(params, patch):
+        return sum(patch.get("heads", lambda a, i: a)(jnp.ones((1, 1, 2, 1)), i) for i in range(3))
+
+    ratio = AblationMetric("ratio", "", added, lambda a, b: jnp.sum(a) / jnp.sum(b))
+    text = {"tokens": list("abcdef")}
+    panel = model_panel(DECODER, random_params(DECODER), {"tokens": TOKENS}, text, metric=ratio)
+    found = panel.maps[0].statistics
+    np.testing.assert_allclose(found["ratio"], np.full((3, 2), 5 / 6), rtol=1e-6)
+    of_groups = np.array([[5, 5], [4, 4], [4, 4]]) / 6
+    np.testing.assert_allclose(found["ratio (group)"], of_groups, rtol=1e-6)
+
+
+@pytest.mark.parametrize("typed", deep([False, True], False))
+def test_both_maps_of_a_differential_head_have_the_effect_of_the_head(typed):
     """Maps of 4 heads of 2 key heads: [key head, first or second, query head of this key head]."""
-    sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 5, "num_layers": 2}
-    config = config_of("differential", **sizes)
+    sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 5}
+    types = ((1, LayerOverrides(heads=Differential(**sizes), window=n)) for n in (7, 8))
+    config = config_of(
+        "standard" if typed else "differential", **sizes, num_layers=2,
+        layer_types=tuple(types) if typed else (),
+    )  # fmt: skip
     params, text = random_params(config), {"tokens": list("abcdef")}
     panel = model_panel(config, params, {"tokens": TOKENS}, text)
     found = panel.maps[0].statistics["loss increase"]
@@ -145,6 +168,18 @@ def test_padding_does_not_count(kind):
     assert abs(alone - padded) < 1e-5 < abs(alone)
 
 
+def test_an_image_has_a_panel_of_patches():
+    images = Images(height=4, width=6, channels=1, patch_height=2, patch_width=2)
+    config = config_of(
+        num_heads=2, kind="encoder", num_layers=1, output=OutputHead(kind="none"),
+        embedding=Embedding(images=images), vocab_size=images.num_features,
+    )  # fmt: skip
+    image = np.random.default_rng(0).normal(size=(1, 4, 6, 1)).astype(np.float32)
+    panel = model_panel(config, random_params(config), {"tokens": image}, {"tokens": "0123456"})
+    assert panel.maps[0].probs.shape == (1, 2, 7, 7)
+    assert (panel.maps[0].statistics["output change"] > 0).all()
+
+
 def test_a_graph_is_shown_over_its_edges():
     """As a mask of edges, which is no array."""
     config = config_of(num_heads=2, kind="encoder", num_layers=1)
@@ -193,7 +228,7 @@ def test_an_encoder_decoder_has_three_attentions():
 
 @pytest.mark.slow
 def test_layer_types_with_equal_heads_have_a_panel():
-    types = ((1, LayerOverrides(window=2)), (1, LayerOverrides(sharing="albert")))
+    types = ((1, LayerOverrides(window=2, order="bilinear")), (1, LayerOverrides(sharing="albert")))
     config = config_of(num_layers=5, layer_types=types, num_heads=4, num_kv_heads=2)
     panel = model_panel(config, random_params(config), {"tokens": TOKENS}, {"tokens": "abcdef"})
     assert panel.maps[0].probs.shape == (5, 4, 6, 6)
@@ -201,6 +236,18 @@ def test_layer_types_with_equal_heads_have_a_panel():
     assert groups[1] == groups[3]
     assert len(set(groups)) == 4
     assert "2 layer types" in panel.description
+
+
+def test_layers_with_other_numbers_of_distributions_are_not_one_array():
+    types = ((1, LayerOverrides()), (1, LayerOverrides(heads=Differential(num_heads=3))))
+    config, text = config_of(layer_types=types), {"tokens": "abcdef"}
+    for call in (
+        lambda params: model_panel(config, params, {"tokens": TOKENS}, text),
+        lambda params: head_predictions(config, params, [(TOKENS[0], np.eye(6))]),
+        lambda params: statistics_with_baselines(config, params, TOKENS, key=jax.random.key(0)),
+    ):
+        with pytest.raises(ValueError, match="'probs' of different shapes"):
+            jax.eval_shape(call, param_shapes(config))
 
 
 def test_one_text_and_equal_heads_at_a_time():

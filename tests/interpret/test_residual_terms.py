@@ -36,6 +36,7 @@ from attnlab.models import (
     Rotary,
     run_model,
 )
+from attnlab.models.params import param_shapes
 
 NO_BIAS = {"biases": (), "norm": Norm(kind="rms")}
 FAMILIES = {
@@ -64,14 +65,16 @@ FAMILIES = {
     },
 }  # fmt: skip
 KV_SHARED = "attention=0,1,2 kv=0,1,@0 ffn=0,0,1"
+KV_DELTAS = "attention=0,1,2 kv=0,@0,@0 ffn=0,0,1 delta=0,1,2"
 PRODUCTS = ("tensor_product",)
 """Layouts whose queries are products of two functions of the input."""
 CASES = [
     (f, layout, plan) for f in FAMILIES for layout in heads.LAYOUTS for plan in ("albert", "cla:2")
 ]
 CASES += [(f, "standard", plan) for f in FAMILIES for plan in ("relaxed:2", KV_SHARED)]
+CASES += [("bert", "latent", KV_DELTAS)]
 KEPT = [
-    ("bert", "latent", "cla:2"),
+    ("bert", "latent", KV_DELTAS),
     ("t5", "two_stage", "albert"),
     ("llama", "standard", "relaxed:2"),
     ("gpt2", "wide", "albert"),
@@ -260,6 +263,46 @@ def test_what_is_not_a_sum_raises(config, f, message):
     params = random_params(config)
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda: f(record(config, params, TOKENS)))
+
+
+BOTH = config_of(
+    kind="encoder_decoder", encoder=EncoderConfig(num_layers=1), sharing="albert", num_layers=1
+)
+
+
+@pytest.mark.parametrize(
+    ("patched", "f"),
+    [
+        ("attention_in", decompose_input),
+        ("ffn_in", lambda r, layer: decompose_input(r, layer, "ffn")),
+        ("cross.attention_in", lambda r, layer: decompose_input(r, layer, "cross")),
+        ("attention_in", lambda r, layer: decompose_scores(r, layer, 1)),
+        ("q", lambda r, layer: decompose_scores(r, layer, 1)),
+        ("k", lambda r, layer: decompose_scores(r, layer, 1)),
+        ("scores", lambda r, layer: decompose_scores(r, layer, 1)),
+        ("cross.k", lambda r, layer: decompose_scores(r, layer, 1, attention="cross")),
+        ("encoder.q", lambda r, layer: decompose_scores(r, layer, 1, attention="encoder")),
+    ],
+)
+def test_what_a_patch_replaces_is_no_sum_of_terms(patched, f):
+    inputs = ModelInputs(source=SOURCE, patch={patched: lambda a, layer: 2 * a})
+
+    def run(params):
+        recording = record(BOTH, params, TOKENS, inputs)
+        direct_logit_attribution(recording)  # what a sublayer writes is as it was
+        with pytest.raises(ValueError, match=f"patch of '{patched.removeprefix('encoder.')}'"):
+            f(recording, 0)
+        return decompose_scores(recording, 0, 1).terms if "." in patched else 0
+
+    jax.eval_shape(run, param_shapes(BOTH))
+
+
+@pytest.mark.parametrize("kind", ["tied", "own"])
+def test_weights_of_numpy_may_be_closed_over(kind):
+    config = config_of(output=OutputHead(kind=kind, bias=True), **ONE)
+    params = jax.tree.map(np.asarray, random_params(config))
+    run = lambda tokens: direct_logit_attribution(record(config, params, tokens), tokens)
+    assert jax.eval_shape(run, TOKENS)["heads"].shape == (1, 3, 2, 6)
 
 
 def test_variables_of_a_module_are_parameters_too():

@@ -1,5 +1,7 @@
 """What a head is said to read of grammar is what it reads, and luck is not taken for it."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from interpreted_models import config_of, random_params
 from attnlab.interpret import syntax
 from attnlab.interpret.syntax import ALL, DIRECTIONS, OFFSETS, CorrectCounts
 from attnlab.interpret.treebank import Tree, read_trees, treebank_parts
+from attnlab.load import LoadedModel
 from attnlab.models import EncoderConfig, Learned, ModelInputs, run_model
 
 
@@ -114,6 +117,20 @@ def test_padding_that_a_model_has_no_positions_for_changes_nothing():
         found.append(syntax.head_predictions(config, params, [(tokens, shares)])[0])
     np.testing.assert_array_equal(*found)
     assert found[0].min() >= 0
+
+
+@pytest.mark.parametrize("pad_token", [None, 1])
+def test_a_text_that_is_too_long_raises(pad_token):
+    """With a pad token, positions begin after it."""
+    config = config_of(kind="encoder", positions=Learned(pad_token=pad_token), max_len=20)
+    most = 20 if pad_token is None else 18
+    texts = [(np.full(n, 5), np.eye(n)) for n in (most, most + 1)]
+    with pytest.raises(ValueError, match=f"{most + 1} tokens; .* at most {most}"):
+        syntax.head_predictions(config, {}, texts)
+    opened = LoadedModel("", Path(), config, {})
+    opened.read([5] * most)
+    with pytest.raises(ValueError, match=f"1 to {most}"):
+        opened.read([5] * (most + 1))
 
 
 def by_luck(rng, sentences=100, layers=6, labels=12):

@@ -115,6 +115,10 @@ def test_a_run_starts_from_another_under_another_plan(first, base, tmp_path):
     wider = lab.with_values(base, {"start": folder, "model.ffn.width": 40})
     with pytest.raises(ValueError, match=r"model\.ffn\.width=40 \(there 12\)"):
         wider.check_start()
+    (tmp_path / "[a]" / "3").mkdir(parents=True)
+    (tmp_path / "[a]" / "3" / "3").symlink_to(folder)
+    with pytest.raises(ValueError, match="there 12"):
+        dataclasses.replace(wider, start=f"{tmp_path}/[a]/{{seed}}/{{seed}}").check_start()
     moved = dataclasses.replace(base, start=f"{tmp_path}/missing{{seed}}")
     with pytest.raises(ValueError, match=r"no folder .* of any seed"):
         moved.check_start()

@@ -11,7 +11,16 @@ from jax.sharding import PartitionSpec as P
 
 import attnlab
 from attnlab import heads, masks
-from attnlab.models import FFN, Compute, LayerSpec, ModelConfig, ModelInputs, Rotary, init_layer
+from attnlab.models import (
+    FFN,
+    Compute,
+    LayerSpec,
+    Learned,
+    ModelConfig,
+    ModelInputs,
+    Rotary,
+    init_layer,
+)
 from attnlab.models.ffn import init_ffn
 from attnlab.sharing import Plan
 
@@ -182,3 +191,13 @@ def test_arrays_that_a_call_makes_inside_shard_map(plan, padded):
     whole, split, cached = run(params, tokens)
     assert_close(split, whole)
     assert_close(cached, whole, loosen=10)
+
+
+def test_weights_of_numpy_may_be_closed_over():
+    """Also by a compiled function that is given positions."""
+    config = dataclasses.replace(MODEL, positions=Learned())
+    shapes = jax.eval_shape(lambda: config.build().init(jax.random.key(0), jnp.ones((1, 5), int)))
+    params = jax.tree.map(lambda a: np.ones(a.shape, a.dtype), shapes)
+    inputs = ModelInputs(positions=np.arange(3))
+    run = lambda tokens: attnlab.run_model(params, tokens, config, inputs).logits
+    assert jax.eval_shape(run, jnp.ones((2, 3), int)).shape == (2, 3, 11)

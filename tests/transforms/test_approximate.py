@@ -42,6 +42,8 @@ CASES = {
         dataclasses.replace(MHA, qk_norm=HeadNorm(), extras=(Gate("element"), Sink())),
         dict(num_kv_heads=2),
     ),
+    "tied": (dataclasses.replace(MHA, tie="kv"), dict(num_kv_heads=2)),
+    "fewer tied": (dataclasses.replace(MHA, tie="kv"), dict(num_heads=2, head_dim=4, value_dim=4)),
     "fewer heads": (MHA, dict(num_heads=3, head_dim=4)),
     "fewer of both": (GROUPED, dict(num_heads=2, num_kv_heads=1, head_dim=4)),
     "latent": (GROUPED, LATENT),
@@ -118,13 +120,15 @@ def test_inputs_that_are_counted_four_times_change_nothing():
             np.testing.assert_allclose(np.abs(four.params[name]), np.abs(a), rtol=1e-6, atol=1e-9)
 
 
-def test_without_inputs_it_is_the_mean_of_the_group():
-    found = approximate(PARAMS, MHA, GROUPED)
-    for name in "kv":
-        mean = (PARAMS[name][:, ::2] + PARAMS[name][:, 1::2]) / 2
-        np.testing.assert_allclose(found.params[name], mean, rtol=1e-12)
-    np.testing.assert_array_equal(found.params["q"], PARAMS["q"])
-    assert found.method == "mean"
+def test_without_inputs_or_an_output_projection_it_is_the_mean_of_the_group():
+    alone = [dataclasses.replace(one, output_projection=False) for one in (MHA, GROUPED)]
+    without = {name: PARAMS[name] for name in "qkv"}
+    for found in (approximate(PARAMS, MHA, GROUPED), approximate(without, *alone, texts())):
+        for name in "kv":
+            mean = (PARAMS[name][:, ::2] + PARAMS[name][:, 1::2]) / 2
+            np.testing.assert_allclose(found.params[name], mean, rtol=1e-12)
+        np.testing.assert_array_equal(found.params["q"], PARAMS["q"])
+        assert found.method == "mean"
 
 
 def test_the_heads_that_write_most_stay():
@@ -209,6 +213,8 @@ def test_what_cannot_be_approximated_says_why():
     ):
         with pytest.raises(ValueError, match=message):
             approximate(PARAMS, MHA, target)
+    with pytest.raises(ValueError, match="2 of the 4 numbers"):
+        approximate(PARAMS, MHA, LATENT, rotary=Rotary(fraction=0.5))
     with pytest.raises(ValueError, match=r"must be \[batch, length, 16\]"):
         approximate(PARAMS, MHA, MHA, np.ones((3, 16)))
     for attention in (

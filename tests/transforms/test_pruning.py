@@ -166,25 +166,25 @@ def test_heads_that_the_model_does_not_have(name):
         scale_heads(typed, draw(typed), {"heads": factors})
 
 
-def test_an_encoder_that_shares_the_heads_of_the_decoder():
-    """They are removed with those of the decoder, and have no name of their own."""
-    config = changed(kind="encoder_decoder", encoder=EncoderConfig(shares_decoder=True))
-    lost = dict.fromkeys(range(3), (2,))
-    check(config, lost, left=5, cross=lost)
-    with pytest.raises(ValueError, match=r"'encoder'.*known: heads, cross"):
-        remove_heads(config, draw(config), lost, cross=lost, encoder=lost)
-
-
 CONCATENATED = heads.Standard(num_heads=6, output_projection=False)
 TALKING = heads.Standard(num_heads=6, extras=(heads.TalkingHeads(),))
 ROUTED = heads.Standard(num_heads=6, extras=(heads.MixtureOfHeads(),))
 TYPES = ((1, models.LayerOverrides(window=2)), (1, models.LayerOverrides()))
+ENCODERS = {
+    name: dict(kind="encoder_decoder", encoder=encoder)
+    for name, encoder in (
+        ("shares heads", EncoderConfig(shares_decoder=True)),
+        ("has deltas", EncoderConfig(sharing="relaxed:1")),
+    )
+}
 REFUSED = {
     "slices": (dict(heads=heads.Narrow(num_heads=6)), {0: [1]}, "each head reads its own slice"),
     "no output": (dict(heads=CONCATENATED), {0: [1]}, "a part of the output"),
     "talking heads": (dict(heads=TALKING), {0: [1]}, "talking_heads mixes"),
     "routed heads": (dict(heads=ROUTED), {0: [1]}, "mixture_of_heads depends on the order"),
     "deltas": (dict(sharing="relaxed:1"), {0: [1]}, "without a delta first"),
+    "encoder's heads": (ENCODERS["shares heads"], {0: [1]}, "use untie_encoder first"),
+    "encoder's deltas": (ENCODERS["has deltas"], {0: [1]}, "without a delta first"),
     "slopes": (dict(positions=Alibi()), {0: [1]}, "slopes depend on the number of heads"),
     "layer types": (dict(layer_types=TYPES), {0: [1]}, "have no heads in common"),
     "one group alone": ({}, {0: [1]}, "no smaller"),
@@ -199,3 +199,10 @@ def test_heads_that_cannot_be_removed(case):
     fields, lost, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         remove_heads(changed(**fields), draw(changed(**fields)), lost)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_factors_that_would_change_more_than_the_head_mask_does(encoder):
+    config = changed(**ENCODERS[encoder])
+    with pytest.raises(ValueError, match="first"):
+        scale_heads(config, draw(config), {"cross": np.ones((3, 6))})

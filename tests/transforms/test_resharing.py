@@ -11,6 +11,7 @@ from conversions import logits, random_model
 from test_models import SMALL, TOKENS
 
 from attnlab import models, transforms
+from attnlab.heads import Latent
 from attnlab.load import with_plan_of
 from attnlab.models import Compute
 from attnlab.models.config import EncoderConfig
@@ -56,13 +57,33 @@ def test_sharing_is_found_beside_pointers_to_keys():
     assert output_difference((config, params), (found, once), TOKENS) == 0
 
 
-def test_reused_keys_are_those_of_another_layer_without_their_delta():
+@pytest.mark.parametrize(("layout", "more"), [("standard", {}), ("latent", {"delta": (0, 1, 2)})])
+def test_reused_keys_are_those_of_another_layer_without_their_delta(layout, more):
+    """A latent is; the layer's own delta counts in the keys and values that it makes of it."""
     keys, one = (0, "@0", "@0"), (0, 0, 0)
     plan = Plan(attention=one, kv=keys, ffn=one, delta=(0, 1, 2))
-    config = dataclasses.replace(SMALL, sharing=plan, delta_rank=2)
+    heads = SMALL.heads if layout == "standard" else Latent(num_heads=3)
+    config = dataclasses.replace(SMALL, heads=heads, sharing=plan, delta_rank=2)
     before = config, random_model(config)
-    after = change_plan(*before, Plan(attention=(0, 1, 2), kv=keys, ffn=(0, 1, 2)))
+    other = Plan(attention=(0, 1, 2), kv=keys, ffn=(0, 1, 2), **more)
+    after = change_plan(*before, other, delta_rank=99)
     assert output_difference(before, after, TOKENS) < 1e-5
+
+
+def test_groups_that_become_one_are_one_for_an_encoder_that_uses_them():
+    config = dataclasses.replace(
+        SMALL, kind="encoder_decoder", encoder=EncoderConfig(num_layers=2, shares_decoder=True)
+    )
+    params = random_model(config)
+    layers = params["layers"]
+    layers["attention"] = jax.tree.map(lambda a: a.at[1].set(a[0]), layers["attention"])
+    for own in (None, Plan(attention=(1, 0), ffn=(1, 0))):
+        encoder = dataclasses.replace(config.encoder, sharing=own)
+        before = dataclasses.replace(config, encoder=encoder), params
+        found, once = detect_sharing(*before)
+        ffn = (0, 1) if own is None else (1, 0)
+        assert found.encoder_model.plan == Plan(attention=(0, 0), ffn=ffn)
+    assert output_difference(before, (found, once), TOKENS) == 0
 
 
 def test_deltas_of_another_rank():
@@ -147,6 +168,18 @@ BOTH = dataclasses.replace(
     DEEP, kind="encoder_decoder", encoder=EncoderConfig(num_layers=4), positions=models.Relative()
 )
 OTHER_PLANS = dataclasses.replace(BOTH, encoder=EncoderConfig(num_layers=4, sharing="albert"))
+
+
+@pytest.mark.parametrize(
+    ("config", "sharing"), [(BOTH, Plan(attention=FOUR, ffn=FOUR)), (TYPES, "separate")]
+)
+def test_parameters_under_the_plan_of_a_model_are_those_of_every_stack(config, sharing):
+    """An encoder follows the decoder's plan; layer types keep a plan of their own."""
+    config, model = (dataclasses.replace(config, sharing=plan) for plan in ("albert", sharing))
+    params = random_model(config)
+    found, _ = with_plan_of(config, params, model, TOKENS)
+    models.check_params(model, found)
+    assert output_difference((config, params), (model, found), TOKENS) < 1e-6
 
 
 def changed(plan, **options):

@@ -93,6 +93,7 @@ def test_bases_that_commute_with_rotary_positions():
         (six(), dict(qk=RNG.normal(size=(6, 4, 4))), "the same for all heads of one k head"),
         (six(), dict(vo=np.eye(4)), r"vo has shape \(4, 4\); .* takes \(5, 5\) or \(2, 5, 5\)"),
         (six(), dict(qk=np.zeros((4, 4))), "invertible"),
+        (small(width=6, num_heads=2), dict(qk=np.eye(3), rotary=True), "even head_dim, not 3"),
         (six(qk_norm=HeadNorm()), dict(qk=np.eye(4)), "qk_norm depends on the basis"),
         (six(extras=(Gate("element"),)), dict(vo=np.eye(5)), "gate may depend"),
         (six(extras=(Unknown(),)), dict(vo=np.eye(5)), "Unknown may depend on the basis of v"),

@@ -83,7 +83,7 @@ def readable(
     for tree in trees:
         tokens, spans = opened.split(tree.text)
         shares = syntax.token_word_overlap(spans, tree.spans)
-        if len(tokens) <= min(opened.config.max_len, LONGEST) and shares.any(0).all():
+        if len(tokens) <= min(opened.config.longest_text, LONGEST) and shares.any(0).all():
             found.append((tree, (tokens, shares)))
     return found
 
