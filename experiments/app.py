@@ -188,11 +188,12 @@ def _values_of(words: list[str], *names: str) -> list[list[str]]:
 
 def _with_home(word: str) -> str:
     """A flag with ~ as the home folder at the start of every value but a text: shells leave the one
-    of --workdir=~/x as it is."""
-    if not word.startswith("-") or word.lstrip("-").partition("=")[0] in TEXT_FLAGS:
+    of --workdir=~/x as it is. In values of config fields, which may be texts, only in ~/x."""
+    name = word.lstrip("-").partition("=")[0]
+    if not word.startswith("-") or name in TEXT_FLAGS:
         return word
-    home = lambda found: os.path.expanduser(found[0])
-    return re.sub(r"(?<=[=,:])~[\w-]*(?=[/,]|$)", home, word)
+    end = "/" if name == "vary" or name.startswith("config.") else "[/,]|$"
+    return re.sub(rf"(?<=[=,:])~[\w-]*(?={end})", lambda found: os.path.expanduser(found[0]), word)
 
 
 def _print_help(file: config.ConfigFile | None) -> None:

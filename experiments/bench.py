@@ -73,11 +73,11 @@ def main() -> None:
         raise ValueError(
             f"no case matches --cases={given.cases}; those of this suite are\n  {names}"
         )
-    about = machine() | {"suite": given.suite, "tiny": given.tiny}
+    rounds = min(given.rounds, FEWEST_ROUNDS) if given.tiny else given.rounds
+    about = machine() | {"suite": given.suite, "tiny": given.tiny, "rounds": rounds}
     folder = Path(given.out) if given.out else None
     records = Records(folder, about | {"load": round(os.getloadavg()[0], 1)})
     print(", ".join(f"{name} {value}" for name, value in records.about.items()), flush=True)
-    rounds = min(given.rounds, FEWEST_ROUNDS) if given.tiny else given.rounds
     minutes = math.inf if given.minutes is None else given.minutes
     try:
         left = measure_cases(cases, records, rounds, minutes)

@@ -8,6 +8,7 @@ function of the base experiment and the preset) and `description` (or `describe(
 import ast
 import dataclasses
 import functools
+import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -88,6 +89,8 @@ def parse(arg: str, known: Mapping[str, object]) -> Any:
         if key in given:
             raise ValueError(f"preset {key!r} is given twice; give it once")
         given.add(key)
+        if equals and not text:
+            raise ValueError(f"preset {name!r} has no value; write {name}=VALUE or leave it out")
         if isinstance(choices := known[key], tuple):
             check_choice(f"preset {key}", text, list(filter(None, choices)))
         kind: Callable[..., object] = type(found[key])
@@ -222,7 +225,12 @@ def load(name: str) -> ConfigFile:
     module = import_module(file)
     if not hasattr(module, "get_config"):
         raise ValueError(f"{path} has no function get_config() that returns the config")
-    config = module.get_config(*[preset] * (":" in name))
+    given = [preset] * (":" in name)
+    try:
+        inspect.signature(module.get_config).bind(*given)
+    except TypeError as error:
+        raise ValueError(f"get_config of {path} with the presets {given}: {error}") from None
+    config = module.get_config(*given)
     return ConfigFile(path, preset, module, config)
 
 
@@ -341,18 +349,29 @@ def setup_of(file: ConfigFile, variants: Sequence[lab.Variant] | None = None) ->
 
 
 def _check_varied(file: ConfigFile, variants: Sequence[lab.Variant]) -> None:
-    """Raises ValueError where a flag or a preset sets what all variants set."""
+    """Raises ValueError where a flag or a preset sets what all variants set.
+
+    A preset that sets other fields too, as `tiny` does, is only refused for layout and plan.
+    """
     varied = set.intersection(*(set(one.values) for one in variants)) if variants else set()
     if not varied or not isinstance(file.config, ConfigDict):
         return
-    chosen, default = file.fields(), file._replace(config=file.module.get_config()).fields()
-    by_preset = [name for name in (LAYOUT, SHARING) if chosen.get(name) != default.get(name)]
-    for field in (*file.overrides, *by_preset):
-        if field in varied:
-            raise ValueError(
-                f"{field}={chosen[field]} is set, and this sweep varies it; leave it out, or "
-                f"choose by --vary={field}={chosen[field]}"
-            )
+    fields_of = lambda arg: file._replace(config=file.module.get_config(arg)).fields()
+    found, presets = [one for one in file.overrides if one in varied], file.preset.split(",")
+    chosen = fields_of(file.preset) if file.preset else {}
+    for preset in presets if chosen else []:
+        try:
+            without = fields_of(",".join(one for one in presets if one != preset))
+        except Exception:  # it cannot be left out, as the folder of pretrained.py
+            continue
+        changed = {n for n in {*chosen, *without} if chosen.get(n) != without.get(n)}
+        found += sorted(changed & (varied if changed <= varied else {LAYOUT, SHARING} & varied))
+    if found:
+        value = file.fields()[found[0]]
+        raise ValueError(
+            f"{found[0]}={value} is set, and this sweep varies it; leave it out, or choose by "
+            f"--vary={found[0]}={value}"
+        )
 
 
 def one_model(config: ConfigDict | lab.Experiment) -> Setup:
@@ -361,6 +380,11 @@ def one_model(config: ConfigDict | lab.Experiment) -> Setup:
     if isinstance(config, ConfigDict) and (budget := config.match.budget):
         check_choice("match.budget", budget, get_args(Budget))
         match = lab.Match(**config.match)
+    elif isinstance(config, ConfigDict) and config.match != base().match:
+        raise ValueError(
+            f"match.layout={config.match.layout} and match.sharing={config.match.sharing} have no "
+            "effect without a budget; set match.budget=parameters, flops or cache"
+        )
     return Setup(found, match, [], lab.Description())
 
 
@@ -376,7 +400,13 @@ def experiment_of(config: ConfigDict | lab.Experiment) -> lab.Experiment:
         )
     leaves = flatten(config.to_dict())
     set_values(default, {path: leaves[path] for path in CHOICES})
-    optional = {path for path, value in flatten(default.to_dict()).items() if value is None}
+    known = flatten(default.to_dict())
+    if unknown := [path for path in leaves if path not in known]:
+        chosen = ", ".join(f"{path}={leaves[path]}" for path in CHOICES)
+        raise ValueError(
+            f"the config has no field {unknown[0]!r} with {chosen}; {hint(unknown[0], known)}"
+        )
+    optional = {path for path, value in known.items() if value is None}
     if unset := [p for p, value in leaves.items() if value is None and p not in optional]:
         raise ValueError(f"config.{unset[0]} is None; it needs a value")
     home = lambda a: os.path.expanduser(a) if isinstance(a, str) else a

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,8 @@ together."""
 LEARN_BYTES = 1 << 26
 """Of training documents that a tokenizer is learnt from, at most."""
 BUCKETS = 10_000
+SHARD = re.compile(r"(train|heldout)_\d+\.bin")
+"""Names of the files of token ids."""
 
 
 class Piece(NamedTuple):
@@ -78,7 +81,7 @@ def prepare(
 
     Args:
       paths: files, and folders that are read with all folders in them, in the order of their names.
-      out: a new folder. What a killed call leaves there is overwritten; an index is not.
+      out: a new or empty folder. What a killed call leaves there is overwritten.
       plan: tokenizer, split and sizes.
       progress: print on standard error how far it is.
 
@@ -86,8 +89,9 @@ def prepare(
 
     Raises:
       FileNotFoundError: there is no such file, or no such tokenizer.json.
-      ValueError: `out` is already prepared; `plan` names no tokenizer or no special token of it;
-        there is no text; a file cannot be read or has no such column; or a text is not UTF-8.
+      ValueError: `out` is already prepared or holds other files; `plan` names no tokenizer or no
+        special token of it; there is no text; a file cannot be read or has no such column; or a
+        text is not UTF-8.
       ModuleNotFoundError: a package of the extra `data` is missing.
 
     >>> import tempfile
@@ -100,6 +104,10 @@ def prepare(
     """
     if (out / INDEX).exists():
         raise ValueError(f"{out} exists and is prepared already; delete it, or name another folder")
+    names = {path.name for path in out.glob("[!.]*")}
+    others = {name for name in names if not SHARD.fullmatch(name)}
+    if others - {FILE} or others == names != set():  # a tokenizer is written after the shards
+        raise ValueError(f"{out} holds other files, such as {min(others)}; name a new folder")
     roots = [(file, root) for root in paths for file in _files(root)]
     each = chain(*(file.rglob("*") if file.is_dir() else [file] for file, _ in roots))
     total = sum(path.stat().st_size for path in each)

@@ -320,9 +320,14 @@ def _read_extras(fields: object, path: str) -> tuple[Extra, ...]:
         cls = _registered(EXTRAS, name, "extra")
         if not isinstance(given, Mapping):
             raise ValueError(f"{path}.{name} must be a dict of its fields, not {given!r}")
+        own = {field: value for field, value in given.items() if field != "on"}
         if given.get("on", True):
-            own = {field: value for field, value in given.items() if field != "on"}
             made.append(_read(cls, own, f"{path}.{name}"))
+        elif changed := [n for n, value in own.items() if value != _defaults(cls).get(n)]:
+            raise ValueError(
+                f"{path}.{name}.{changed[0]}={own[changed[0]]!r} has no effect while the extra is "
+                f"off; set {path}.{name}.on=True, or give {changed[0]} its default"
+            )
     return tuple(made)
 
 

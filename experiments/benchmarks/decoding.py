@@ -95,7 +95,8 @@ def _entries(size: Size, steps: int) -> list[Entry]:
     make = functools.partial(_linen, wide, w, held, tokens, past)
     made += tried("Linen, decode=True", functools.partial(equal, make, first))
     make = functools.partial(_ours, last.layout, of_latent, compressed, tokens, past)
-    return [*made, *tried("attnlab latent", functools.partial(equal, make, []), ours=True)]
+    others = tried("attnlab latent", functools.partial(equal, make, []), ours=True)
+    return made + [one._replace(same_work=False) for one in others]
 
 
 def _ours(layout: Layout, w: Params, held: dict[str, Array], tokens: Array, past: int) -> Entry:

@@ -55,6 +55,8 @@ class Entry(NamedTuple):
     """What is known without timing: what `compile_program` returns, "cache_bytes"."""
     refusal: str = ""
     """Why it cannot do this work; then `run` is never called."""
+    same_work: bool = True
+    """False: shown for comparison, as another depth is, and never the fastest of a summary."""
 
 
 class Case(NamedTuple):
@@ -127,10 +129,13 @@ def measure(
     # The first call may do what is done only once, so the second counts.
     first = {i: (_seconds(entries[i].run, 1), _seconds(entries[i].run, 1))[1] for i in able if warm}
     calls = {i: max(1, math.ceil(SECONDS_PER_ROUND / max(s, 1e-6))) for i, s in first.items()}
-    if one_round := sum(calls[i] * first[i] for i in first):
-        rounds = min(rounds, max(FEWEST_ROUNDS, int(min(most_seconds / one_round, rounds))))
     seconds = np.full((rounds, len(entries)), np.nan)
-    for times in seconds:
+    began = time.perf_counter()
+    for done, times in enumerate(seconds):
+        passed = time.perf_counter() - began
+        if done >= FEWEST_ROUNDS and passed * (done + 1) / done > most_seconds:
+            seconds = seconds[:done]
+            break
         for i in rng.permutation(able):
             times[i] = _seconds(entries[i].run, calls.get(i, 1))
     return [row(entries, i, seconds, rng) for i in range(len(entries))]
@@ -154,7 +159,8 @@ def row(entries: Sequence[Entry], i: int, seconds: np.ndarray, rng: np.random.Ge
       one before), median and 95 % interval; "seconds" of each round, none if it refuses.
     """
     entry, times = entries[i], 1e3 * seconds[:, i]
-    found: JSON = {"name": entry.name, "ours": entry.ours, "again": entry.again, "seconds": []}
+    found: JSON = {name: getattr(entry, name) for name in ("name", "ours", "again", "same_work")}
+    found["seconds"] = []
     if entry.refusal:
         return found | {"verdict": f"refuses: {entry.refusal}"}
     found |= {"seconds": seconds[:, i].tolist(), **entry.numbers}
@@ -166,7 +172,8 @@ def row(entries: Sequence[Entry], i: int, seconds: np.ndarray, rng: np.random.Ge
     if entry.again:
         verdict = "A/A, the noise"
     elif entry.ours:
-        verdict = "ours, as another row" if i else "ours"
+        other = "ours, as another row" if entry.same_work else "ours, other work"
+        verdict = other if i else "ours"
     else:
         verdict = "not slower" if low <= 1.0 and ratio <= NOT_SLOWER else "SLOWER"
     return found | {"ratio": ratio, "low": low, "high": high, "verdict": verdict}
@@ -187,7 +194,7 @@ class Records:
     stopped or killed at any moment and continues with the next case.
 
     Attributes:
-      lines: what the numbers depend on, then "begins" and results of cases.
+      lines: what the numbers depend on, then "begins", "interrupted" and results of cases.
     """
 
     def __init__(self, folder: Path | None, about: JSON):
@@ -242,7 +249,8 @@ def measure_cases(
     while left and time.monotonic() - began + longest < 60 * minutes:
         case, now = left.pop(0), time.monotonic()
         result: JSON = {"name": case.name, "about": dict(case.about), "tokens": case.tokens}
-        tries = sum(line.get("begins") == case.name for line in records.lines)
+        begun = sum(line.get("begins") == case.name for line in records.lines)
+        tries = begun - sum(line.get("interrupted") == case.name for line in records.lines)
         if tries >= MOST_TRIES:
             trouble = f"the process ended in it, {tries} times"
             records.append(result | {"rows": [], "trouble": trouble})
@@ -254,6 +262,9 @@ def measure_cases(
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             result |= {"rows": [], "trouble": reason[:300]}
+        except KeyboardInterrupt:
+            records.append({"interrupted": case.name})  # no fault of the case, which is tried again
+            raise
         gc.collect()  # the arrays of a case are many GiB
         # A kernel that reads outside of its arrays leaves a GPU on which every call fails: that
         # ends the process here, before the next case has this as its result.
@@ -288,10 +299,11 @@ def frame(records: Iterable[JSON], about: JSON) -> pandas.DataFrame:
 
 
 def summary(records: Iterable[JSON]) -> pandas.DataFrame:
-    """A row for each case: our fastest entry beside the chosen one and beside the fastest peer."""
+    """A row for each case: our fastest entry of the same work beside the chosen one and beside the
+    fastest peer."""
     rows = []
     for record in records:
-        able = [one for one in record["rows"] if one["seconds"] and not one["again"]]
+        able = [a for a in record["rows"] if a["seconds"] and not a["again"] and a["same_work"]]
         able.sort(key=lambda one: one["milliseconds"])
         own, peer = (next((a for a in able if a["ours"] is ours), None) for ours in (True, False))
         found: JSON = {"case": record["name"]}

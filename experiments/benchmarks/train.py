@@ -211,7 +211,8 @@ def compile_case(config: ModelConfig, plan: str, depths: tuple[int, ...]) -> Cas
         if plan == "separate":
             linen = decoders.LinenDecoder(sized(depth), scan=True)
             made.append(entry(f"Linen, nn.scan, {depth} layers", linen))
-        return made + [entry(f"attnlab, {other} layers", sized(other).build()) for other in others]
+        deeper = [entry(f"attnlab, {other} layers", sized(other).build()) for other in others]
+        return made + [one._replace(same_work=False) for one in deeper]
 
     about = {"word": "compile", "D": config.width, "T": config.max_len, "L": depths[0]}
     name = f"compile {depths[0]} layers, plan {plan}"

@@ -12,12 +12,11 @@ losses then show how the weights respond to a change, not what the model knew ab
 of a tiny ALBERT take seconds. See docs/howto/checkpoints.md.
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
 
 from attnlab import pretrained
 from attnlab.data.tokenizer import FILE, num_tokens
+from attnlab.pretrained.hub import find_folder
 from attnlab.training.objectives import OBJECTIVES
 from experiments import config
 
@@ -29,7 +28,7 @@ def get_config(arg: str = "") -> ConfigDict:
     model, found = pretrained.load_config(arg), config.base()
     found.start = arg
     config.set_model(found, model)
-    path = Path(arg) / FILE
+    path = find_folder(arg) / FILE
     symbols = len(OBJECTIVES[found.task].special_tokens)
     if path.is_file() and num_tokens(str(path)) + symbols <= model.vocab_size:
         found.data.tokenizer = str(path)

@@ -1,5 +1,6 @@
 """The command of a study of small trainings: a CSV file of rows, comparisons, and the page."""
 
+import io
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -63,11 +64,13 @@ def completed(
       runs: column -> value of each run.
       train: runs that have no row -> their rows, each of which is appended when it is there.
     """
-    columns = list(runs[0])
-    rows = pandas.read_csv(path) if path.exists() else pandas.DataFrame(columns=columns)
+    columns, text = list(runs[0]), path.read_text() if path.exists() else ""
+    text = text[: text.rfind("\n") + 1]  # without a line that a kill has cut
+    rows = pandas.read_csv(io.StringIO(text)) if text else pandas.DataFrame(columns=columns)
     there = set(rows[columns].itertuples(index=False, name=None))
     for row in train([run for run in runs if tuple(run.values()) not in there]):
-        pandas.DataFrame([row]).to_csv(path, mode="a", header=not path.exists(), index=False)
+        text += pandas.DataFrame([row]).to_csv(header=not text, index=False)
+        write_atomic(path, text.encode())
     return pandas.read_csv(path)
 
 
@@ -104,7 +107,7 @@ def conclusions(scores: Mapping[str, pandas.Series], digits: int) -> dict[str, t
     found = [paired_difference((scores[name] - scores[first]).dropna()) for name in others]
     words = {}
     for name, one, p in zip(others, found, holm([one.p for one in found]), strict=True):
-        word = "inconclusive" if p >= 0.05 else "better" if one.mean > 0 else "worse"
+        word = "inconclusive" if not p < 0.05 else "better" if one.mean > 0 else "worse"
         mean, low, high = (f"{value:+.{digits}f}" for value in (one.mean, one.low, one.high))
         words[name] = f"{mean} ({low} to {high}; {report.p_equation(p)}): {word}", word
     return words

@@ -112,6 +112,25 @@ def test_prepared_again_the_split_and_digest_are_the_same(texts, tmp_path):
         prepare([texts], tmp_path / "two", plan)
 
 
+def test_a_folder_with_other_files_is_left_as_it_is(texts, tmp_path):
+    """What a killed call leaves is overwritten: shards, and a tokenizer beside them."""
+    plan, out = PreparePlan("bpe:300"), tmp_path / "out"
+    for names in (["notes.txt", "train_00000.bin"], ["tokenizer.json"]):
+        folder = tmp_path / names[0]
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text("mine")
+        with pytest.raises(ValueError, match=names[0]):
+            prepare([texts], folder, plan)
+        assert {path.name: path.read_text() for path in folder.iterdir()} == dict.fromkeys(
+            names, "mine"
+        )
+    first = prepare([texts], out, plan)
+    (out / "index.json").unlink()
+    (out / ".index.json.3f.partial").touch()
+    assert prepare([texts], out, plan) == first
+
+
 def test_long_documents_are_read_in_pieces(tmp_path):
     text = "é" * 50 + "\n" + "word " * 300_000 + "\n" + "last line\n" * 20_000
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))

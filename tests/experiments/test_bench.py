@@ -42,12 +42,14 @@ def clock(monkeypatch):
 def test_a_ratio_is_ours_over_theirs(clock):
     seconds = {"ours": 2.0, "theirs": 4.0, "theirs, again": 6.0, "quick": 1.6, "even": 1.9}
     entries = [Entry(n, clock(s), n == "ours", "again" in n) for n, s in seconds.items()]
-    rows = measure.measure([*entries, measure.refuse("unable", "heads too wide")], 5)
+    shallow = Entry("ours, 2 layers", clock(0.3), True, same_work=False)
+    rows = measure.measure([*entries, measure.refuse("unable", "heads too wide"), shallow], 5)
     assert [r["ratio"] for r in rows[:5]] == pytest.approx([1.0, 0.5, 1.5, 1.25, 2 / 1.9])
     assert [r["low"] for r in rows[:5]] == pytest.approx([r["high"] for r in rows[:5]])
     # 1.05 is within the bar of 1.10, yet its interval does not reach 1.00.
     verdicts = ["ours", "not slower", "A/A, the noise", "SLOWER", "SLOWER"]
-    assert [r["verdict"] for r in rows] == [*verdicts, "refuses: heads too wide"]
+    verdicts += ["refuses: heads too wide", "ours, other work"]
+    assert [r["verdict"] for r in rows] == verdicts
     assert rows[1]["milliseconds"] == pytest.approx(4000)
     assert (rows[5]["seconds"], rows[5].get("ratio")) == ([], None)
     [best] = measure.summary([{"name": "a case", "rows": rows}]).to_dict("records")
@@ -78,11 +80,13 @@ def test_interval_holds_the_median_of_noisy_rounds():
 
 def test_rounds_stop_in_time(clock):
     entries = [Entry("ours", clock(0.004), ours=True), Entry("theirs", clock(0.5))]
-    rows = measure.measure(entries, 100, most_seconds=5.2)
+    rows = measure.measure(entries, 100, most_seconds=5.3)
     # A round is 5 calls of ours, which fill 20 ms, and one of theirs: 0.52 seconds.
     assert [len(r["seconds"]) for r in rows] == [10, 10]
     assert rows[0]["seconds"][0] == pytest.approx(0.004)
-    assert len(measure.measure(entries, 100, most_seconds=0.1)[0]["seconds"]) == 3
+    for warm in (True, False):
+        found = measure.measure(entries, 100, most_seconds=0.1, warm=warm)
+        assert len(found[0]["seconds"]) == 3
 
 
 def case(name, build=lambda: [Entry("ours", lambda: None, ours=True)], **about):
@@ -96,11 +100,24 @@ def raising(error):
     return build
 
 
+class Killed(BaseException):
+    """No handler runs."""
+
+
+def test_a_case_that_the_user_stops_is_measured_later(tmp_path):
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            measure_cases([case("a", raising(KeyboardInterrupt()))], Records(tmp_path, ABOUT), 3)
+    records = Records(tmp_path, ABOUT)
+    assert measure_cases([case("a")], records, 3) == 0
+    assert [len(record["rows"]) for record in records.cases] == [1]
+
+
 def test_a_killed_run_continues_and_repeats_nothing(tmp_path):
-    killed = case("c", raising(KeyboardInterrupt()))
+    killed = case("c", raising(Killed()))
     cases = [case("a"), case("b", raising(ValueError("too  wide\nfor it")), H=8), killed, case("d")]
     for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Killed):
             measure_cases(cases, Records(tmp_path, ABOUT), 3)
         with (tmp_path / measure.RECORDS).open("a") as file:
             file.write('{"name": "c", "rows": [{"na')  # killed while it wrote
@@ -246,5 +263,8 @@ def test_suites_in_small(suite, tmp_path):
             peers = LAYERS if record["about"]["word"] == "layer" else FUNCTIONS
             assert {"Linen", "NNX", "jax.nn", "jax.nn cudnn"} & set(peers) <= set(found)
             assert sum(one["again"] for one in record["rows"]) == 1
+    others = {row["name"] for r in records for row in r["rows"] if not row["same_work"]}
+    expected = {"attention": set(), "train": {"attnlab, 8 layers"}}
+    assert others == expected.get(suite, {"attnlab latent"})
     assert len({r["name"] for r in records}) == len(records) > 0
     assert (tmp_path / "cases.md").stat().st_size > 500

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +23,7 @@ from attnlab.training import OPTIMIZERS, SCHEDULES
 from attnlab.training.loggers import read_metrics
 from experiments import report
 from experiments.config import (
+    ConfigFile,
     experiment_of,
     load,
     parse,
@@ -32,6 +34,7 @@ from experiments.config import (
 )  # fmt: skip
 from experiments.configs import byte_lm, heads_and_sharing
 from experiments.run import run_config
+from experiments.studies.known_answers import neighbours
 
 # config file -> presets whose variants are looked at; other files have no variants
 PRESETS = {name: ["tiny"] for name, module in MODULES.items() if hasattr(module, "variants")} | {
@@ -39,6 +42,7 @@ PRESETS = {name: ["tiny"] for name, module in MODULES.items() if hasattr(module,
     "chunks": ["", "tuned"],
     "which_matrices_learn": ["", "text,tiny"],
     "scan": ["tiny", "jump,tiny"],
+    "token_lm": ["tiny", "masked,tiny"],
 }
 TEXT_MODELS = [name for name in PUBLISHED if not published_config(name).embedding.images]
 
@@ -69,8 +73,8 @@ def test_a_description_is_of_variants_that_the_sweep_has(name, preset, tmp_path)
 @pytest.mark.parametrize(
     ("preset", "named"),
     [("wide", "layout="), ("layout=wide,layout=narrow", "'layout'"), ("tiny=3", "'tiny'"),
-     ("layout", "'layout='"), ("model=bert_bse", "'bert_base'"), ("layout=wde", "'wide'"),
-     ("data=txt", "'text'")],
+     ("layout", "'layout='"), ("layout=", "no value"), ("model=bert_bse", "'bert_base'"),
+     ("layout=wde", "'wide'"), ("data=txt", "'text'")],
 )  # fmt: skip
 def test_presets_that_there_are_not(preset, named):
     with pytest.raises(ValueError, match=named):
@@ -119,18 +123,62 @@ def test_a_config_file_may_return_an_experiment(tmp_path):
         read(str(file), {"train.steps": "3"})
 
 
-def test_a_config_file_without_get_config(tmp_path):
-    path = tmp_path / "bare.py"
-    path.write_text("variants = []\n")
-    with pytest.raises(ValueError, match=f"{path}.*get_config"):
-        load(str(path))
+OWN = """
+from experiments.configs import byte_lm
+
+def get_config(arg):
+    return byte_lm.get_config(arg)
+"""
 
 
-def test_a_config_that_lacks_fields():
+def test_a_config_file_that_cannot_be_called(tmp_path):
+    for name, text in (("bare", "variants = []\n"), ("mine", OWN)):
+        path = tmp_path / f"{name}.py"
+        path.write_text(text)
+        with pytest.raises(ValueError, match="get_config"):
+            load(str(path))
+    varied = parse_variants(["model.num_layers=1,3"])
+    assert len(setup_of(load(f"{path}:tiny"), varied).specs([4])) == 2
+
+
+def test_a_config_that_lacks_fields_or_has_others():
     fields = byte_lm.get_config("tiny").to_dict()
     for wrong in (fields, ConfigDict({"task": "causal_lm"})):
         with pytest.raises(ValueError, match="ConfigDict"):
             experiment_of(wrong)
+    for path in ("data.paht", "model.ffn.widht", "strat", "match.bugdet"):
+        other = byte_lm.get_config("tiny")
+        set_values(other, {path: "3"})
+        with pytest.raises(ValueError, match=f"no field '{path}'"):
+            experiment_of(other)
+    for name, preset in (("heads_and_sharing", "study,data=tokens"), ("chunks", "reviews,tuned")):
+        with pytest.raises(ValueError, match="validation"):
+            experiment_of(MODULES[name].get_config(preset))
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "fields", "named"),
+    [
+        ("heads_and_sharing", "tiny,sharing=albert", {}, "model.sharing=albert"),
+        ("reviews", "tiny,max", {}, "model.output.pooler=max"),
+        ("token_lm", "tokenizer=bytes,tiny", {}, "data.tokenizer=bytes"),
+        ("frontier_heads", "layout=wide", {}, "model.heads.layout=wide"),
+        ("byte_lm", "tiny", {"match.sharing": "albert"}, "match.budget"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(name, preset, fields, named, tmp_path):
+    """Presets that set what the variants set, and a reference without a budget."""
+    changed = config(name, preset, tmp_path)
+    set_values(changed, fields)
+    with pytest.raises(ValueError, match=named):
+        setup_of(ConfigFile(Path(name), preset, MODULES[name], changed))
+
+
+def test_a_variant_with_seeds_of_its_own(tmp_path):
+    """Of neighbours.py, where a dense mask is too slow for more than one."""
+    specs = planned("neighbours", "tiny", tmp_path).specs([3, 4])
+    names = neighbours.EDGES, neighbours.DENSE
+    assert [[s.seed for s in specs if s.title == name] for name in names] == [[3, 4], [0]]
 
 
 def test_two_variants_of_one_name():

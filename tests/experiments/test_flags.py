@@ -108,8 +108,8 @@ def test_what_cannot_be_done_is_one_line_before_anything_is_written(tmp_path, na
 
 
 def test_none_the_home_folder_and_repeated_fields(tmp_path, nine_letters):
-    """One command: fields that may be None, ~ in paths, of a repeated field the last value, and
-    fields that only the chosen layout and positions have."""
+    """One command: fields that may be None, ~ in paths and in no text, of a repeated field the last
+    value, and fields that only the chosen layout and positions have."""
     (tmp_path / "text.txt").write_bytes(Path(nine_letters).read_bytes())
     config = "--config=experiments/configs/byte_lm.py:tiny"
     words = [
@@ -123,6 +123,7 @@ def test_none_the_home_folder_and_repeated_fields(tmp_path, nine_letters):
         "--config.model.heads.latent_dim=6", "--config.model.positions.kind=relative",
         "--config.model.positions.buckets=8", "--config.model.heads.layout=latent",
         "--noconfig.model.ffn.bias", "--config.model.heads.extras.sink.on",
+        "--config.data.pack", "--config.data.separator=~",
     ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "experiments.sweep", *words],
@@ -138,7 +139,7 @@ def test_none_the_home_folder_and_repeated_fields(tmp_path, nine_letters):
     assert [attention.window, attention.implementation, attention.layer_scales] == [None] * 3
     assert [model.norm.bias, model.output.soft_cap] == [None, 3.5]
     assert (model.ffn.bias, len(model.heads.extras)) == (False, 1)
-    assert data.path == str(tmp_path / "text.txt")
+    assert (data.path, data.separator) == (str(tmp_path / "text.txt"), "~")
     assert (model.heads.name, model.heads.latent_dim) == ("latent", 6)
     assert model.positions == Relative(buckets=8)
 

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from commands import command
 from conftest import ROOT
+from small_data import word_tokenizer
 
 from attnlab import pretrained
 from attnlab.load import open_folder, open_run, with_plan_of
 from attnlab.models import num_parameters
+from attnlab.pretrained import hub
 from attnlab.sharing.plan import Plan
-from experiments.config import experiment_of
+from experiments.config import experiment_of, load, parse_variants, setup_of
 from experiments.configs import pretrained as config_file
 
 BASE = pretrained.published_config("albert_base")
@@ -99,6 +101,19 @@ def test_the_config_is_the_folders(tmp_path):
     both = r"than model\.ffn\.width=25 \(there 24\), model\.norm\.position='pre' \(there 'post'"
     with pytest.raises(ValueError, match=both):
         experiment_of(config)
+
+
+def test_a_sweep_over_a_model_of_the_hub(tmp_path, monkeypatch):
+    """Its text is tokenized by the tokenizer.json that was fetched; the plan is varied."""
+    folder = write(tmp_path / "albert")
+    words = word_tokenizer(folder / "tokenizer.json", {"?": 0, "rose": 5})
+    monkeypatch.setattr(hub, "_fetch", lambda name, revision: folder)
+    setup = setup_of(
+        load("experiments/configs/pretrained.py:org/tiny"),
+        parse_variants(["model.sharing=albert,separate"]),
+    )
+    assert (setup.base.start, setup.base.data.tokenizer) == ("org/tiny", words)
+    assert [spec.config.model.sharing for spec in setup.specs()] == ["albert", "separate"]
 
 
 def test_a_folder_that_cannot_train_is_refused(tmp_path):

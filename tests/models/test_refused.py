@@ -94,6 +94,7 @@ CONFIGS = [
     (lambda: from_dict({"heads": {"layout": "wide"}}), "heads.num_heads is not set"),
     (lambda: layout(extras={"gates": {"on": True}}), "unknown extra 'gates'"),
     (lambda: layout(extras={"gate": {"per": "head"}}), "heads.extras.gate has no field 'per'"),
+    (lambda: layout(extras={"gate": {"on": False, "by": "element"}}), "gate.on=True"),
     (lambda: layout(extras={"gate": 3}), "heads.extras.gate must be a dict of its fields, not 3"),
     (lambda: layout(biases=3), "biases must be names .* not 3"),
     (lambda: models.describe(SMALL, 0), "length"),

@@ -13,6 +13,7 @@ from pandas import DataFrame
 
 from attnlab import lab
 from attnlab.data import Text
+from attnlab.fields import check_choice
 from attnlab.models import ModelConfig
 from attnlab.training import TrainConfig
 
@@ -28,7 +29,10 @@ BUDGETS = ("parameters", "flops", "seconds")
 
 
 def read_table(texts: Sequence[str] = tuple(TEXTS), budgets: Sequence[str] = BUDGETS) -> DataFrame:
-    """The rows of these texts and budgets, one for each seed of a variant."""
+    """The rows of these texts and budgets, one for each seed of a variant. Raises ValueError."""
+    for what, given, known in (("text", texts, tuple(TEXTS)), ("budget", budgets, BUDGETS)):
+        for one in given:
+            check_choice(what, one, known)
     rows = pandas.read_csv(TABLE)
     return rows[rows["text"].isin(texts) & rows["match"].isin(budgets)]
 

@@ -25,6 +25,12 @@ def test_the_runs_have_the_sizes_of_the_table():
         assert spec.config.train.steps == row.steps
 
 
+def test_texts_and_budgets_that_there_are_not():
+    for given, named in (((["code", "shakespear"],), "'shakespeare'"), (([], ["flop"]), "'flops'")):
+        with pytest.raises(ValueError, match=named):
+            study.read_table(*given)
+
+
 def test_the_figure_has_the_numbers_of_the_pages():
     study_of_widths = hypotheses.read_study(read_rows(effects.RESULTS / "head_width/runs.csv"))
     widths, sharing = effects.head_widths(study_of_widths), effects.shared_layers(study_of_widths)

@@ -56,10 +56,11 @@ def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
 
     width = ffn_width(model.heads.to(Differential))
     differential = {"model.heads.layout": DIFFERENTIAL, "model.ffn.width": width}
-    found = [lab.Variant({}, STANDARD), lab.Variant(differential, DIFFERENTIAL)]
+    plain: dict[str, object] = {"model.heads.layout": STANDARD}
+    found = [lab.Variant(plain, STANDARD), lab.Variant(differential, DIFFERENTIAL)]
     for name, (extra, fields) in EXTRAS.items():
         heads = dataclasses.replace(model.heads, extras=(*model.heads.extras, extra))
-        flags = {f"model.heads.extras.{extra.name}.{f}": v for f, v in fields.items()}
+        flags = plain | {f"model.heads.extras.{extra.name}.{f}": v for f, v in fields.items()}
         flags[f"model.heads.extras.{extra.name}.on"] = True
         found.append(lab.Variant(flags | {"model.ffn.width": ffn_width(heads)}, name))
     return found

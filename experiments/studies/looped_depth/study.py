@@ -166,6 +166,6 @@ def trained(missing: Sequence[Mapping[str, Any]], workdir: str) -> list[dict[str
 
 
 def row(run: lab.RunResult) -> dict[str, Any]:
-    """The row of a run in looped_depth.csv."""
-    scores = {name: f"{run.scores.heldout[name]:.6g}" for name in COLUMNS}
+    """The row of a run in looped_depth.csv; one that diverged has nothing right."""
+    scores = {name: f"{run.scores.heldout.get(name, 0.0):.6g}" for name in COLUMNS}
     return {**run.spec.tags, **scores, "seconds": f"{run.timing.seconds:.1f}"}

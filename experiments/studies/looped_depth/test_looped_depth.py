@@ -8,6 +8,7 @@ import pytest
 from conftest import ROOT
 
 from attnlab import flops_per_token, lab, num_parameters
+from attnlab.lab.result import ModelSizes, Scores
 from experiments.studies.looped_depth import analysis, study
 
 ROWS = pandas.read_csv(ROOT / "docs/results/looped_depth.csv")
@@ -48,6 +49,13 @@ def test_the_rate_is_chosen_on_tuning_seeds_alone():
     assert analysis.best_rates(worse)["separate"] == chosen
     worse.loc[worse.rate == chosen, study.COLUMNS] = 0
     assert analysis.best_rates(worse)["separate"] != chosen
+
+
+def test_a_run_that_diverged_has_nothing_right():
+    spec = study.spec("one layer", 1e9, seed=3)
+    sizes = ModelSizes(parameters=9, applied_parameters=9, flops_per_token=9, ffn_width=4)
+    run = lab.RunResult(spec=spec, status="diverged", scores=Scores(), sizes=sizes)
+    assert [float(study.row(run)[name]) for name in study.COLUMNS] == [0] * study.HOPS
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ __doc__ = pruning.__doc__
 flags.DEFINE_string("workdir", None, "The folder of a run.", required=True)
 flags.DEFINE_integer("seed", None, "Seed of the run; the first if left out.")
 flags.DEFINE_list("pressures", "0.1,0.3,1", "Penalties on open gates: what all heads cost.")
+flags.register_validator("pressures", bool, "give at least one number")
 flags.DEFINE_enum("by", "layer", ["layer", "group"], "What a head has one gate for.")
 flags.DEFINE_integer("steps", 400, "Steps of each training.", lower_bound=1)
 flags.DEFINE_float(

@@ -21,6 +21,7 @@ __all__ = ["run"]
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
+        (["--pressures="], "--pressures="),
         (["--pressures=nan"], "not nan"),
         (["--pressures=a"], "'a'"),
         (["--learning_rate=1e9", "--steps=12", "--pressures=0.5"], "pressure 0.5"),

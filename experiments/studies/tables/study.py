@@ -235,6 +235,10 @@ def variants(base: lab.Experiment, arg: str) -> list[lab.Variant]:
     """One for each row."""
     preset = config.parse(arg, KEYS)
     table, found = TABLES[preset.table], []
+    for part in preset.rows.split("+"):
+        if not any(part in name for name in table.rows):
+            raise ValueError(f"rows={part}: no row of {preset.table} contains it; the rows are "
+                             f"{', '.join(table.rows)}")  # fmt: skip
     for name, changes in table.rows.items():
         if preset.tiny:
             instead = {f: value for f, value in table.tiny_rows.items() if f in changes}

@@ -76,8 +76,9 @@ def test_full_size_trains_as_the_paper(name, optimizer, peak, late):
 
 def test_some_of_the_rows():
     assert list(experiments("tables", "tiny,rows=base+d_k")) == ["base", "B d_k=16", "B d_k=32"]
-    with pytest.raises(ValueError, match="tinny"):
-        experiments("tables", "tinny")
+    for wrong, named in (("tinny", "tinny"), ("rows=base+Z", "rows=Z")):
+        with pytest.raises(ValueError, match=named):
+            experiments("tables", wrong)
 
 
 @pytest.mark.slow
