@@ -11,7 +11,7 @@ from attnlab.pretrained.attributes import SAME, Attribute, default_values, read_
 from attnlab.pretrained.fields import NO_FOLDER, Field, Source, Values, Words, build_config
 from attnlab.pretrained.metadata import kept_words, metadata_of
 from attnlab.pretrained.name_table import NameTable
-from attnlab.pretrained.tasks import Task, write_labels
+from attnlab.pretrained.tasks import Task, count_labels, write_labels
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,5 +144,8 @@ class Family:
             if one.compute is not None and one.name not in attributes:
                 attributes[one.name] = one.compute(attributes)
         read = {a.name for f in self.fields if not isinstance(f, Words) for a in f.attributes}
-        kept = {n: a for n, a in kept_words(config, self.name).items() if n not in read}
+        kept = kept_words(config, self.name)
+        if fit and count_labels(kept) != config.output.num_classes:  # those of another classifier
+            read |= {"id2label", "label2id", "num_labels", "problem_type"}
+        kept = {n: a for n, a in kept.items() if n not in read}
         return attributes | kept if config.metadata else kept | attributes

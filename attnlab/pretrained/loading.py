@@ -245,7 +245,7 @@ def _family(raw: JSON) -> Family:
         raise bad_value("model_type", name, f"is not supported; known: {', '.join(FAMILIES)}")
     if name in REFUSED:
         raise ValueError(f"config.json: model_type = {name!r}: {REFUSED[name]}")
-    return lookup(FAMILIES, name, what="model_type")
+    return lookup(MappingProxyType(FAMILIES), name, what="model_type")  # no reference: it runs code
 
 
 def _architecture(raw: JSON) -> str:

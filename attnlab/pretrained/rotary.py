@@ -38,8 +38,8 @@ class RotaryField(Field):
       required: what config.json must say, in the words of `rope_parameters`, as its default is not
         the same in all versions of transformers.
       scalings: the rope_type that the family may have beside "default".
-      outside: original_max_position_embeddings is written beside `rope_parameters` too. Where a
-        file has it there, that one counts, in every family.
+      outside: original_max_position_embeddings is written beside `rope_parameters` too, and is
+        4096 where a file has none there. The one beside counts, in every family.
       of_part: they are of a part of each query and key, and YaRN's mscale_all_dim scales the scores
         of all (DeepSeek).
     """
@@ -55,9 +55,9 @@ class RotaryField(Field):
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        own = map(Attribute, (self.base, self.fraction or FRACTION, LENGTH))
+        own = map(Attribute, (self.base, self.fraction or FRACTION))
         objects = (Attribute(name, kind=dict) for name in ("rope_parameters", "rope_scaling"))
-        return (*objects, *own)
+        return (*objects, *own, Attribute(LENGTH, 4096 if self.outside else None))
 
     def read(self, attributes: JSON, source: Source) -> Values:
         positions, scale = self.rotary(attributes)
@@ -214,8 +214,11 @@ def _collect(attributes: JSON, own: dict[str, str]) -> JSON:
         for key, value in (attributes[name] or {}).items()
     ]
     pairs += [(key, n, attributes[n]) for key, n in own.items() if attributes[n] is not None]
+    before = {key for key, name, _ in pairs if not name.startswith("rope_parameters.")}
     found: JSON = {}
     for key, name, value in pairs:
+        if attributes["rope_scaling"] and key not in before:
+            raise bad_value(name, value, "is not read beside rope_scaling; write it there too")
         if found.setdefault(key, value) != value:
             why = "contradicts another attribute of the rotary positions, which says "
             raise bad_value(name, value, f"{why}{shown(found[key])}")
@@ -396,11 +399,14 @@ class LayerTypes(Field):
         if any(one.get("truncate") is False for one in (own, before or {})):
             why = "is not supported beside rotary positions of each type of layer: versions of "
             raise bad_value("truncate", False, f"{why}transformers that have these pass it over")
-        missing = attributes[name] is None and "rope_theta" not in own
+        if before and "rope_type" not in before:
+            why = "needs rope_type; versions of transformers that have rotary positions of each "
+            raise bad_value("rope_scaling", before, f"{why}type of layer do not read type")
+        missing = attributes[name] is None
         return attributes | {
             "rope_parameters": own,
             "rope_scaling": before,
-            "rope_theta": base if missing else attributes[name],
+            "rope_theta": own.get("rope_theta", base) if missing else attributes[name],
             LENGTH: None,
         }
 

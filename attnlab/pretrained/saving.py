@@ -50,9 +50,9 @@ def save(
     included (see `folders.write_together`). `params` are compared with the model first.
 
     Layers that share weights are written once each where the format cannot say that they do; deltas
-    are added to the weights that they belong to. Each tensor keeps the dtype of
-    its weight; weights of several dtypes in one tensor take the one that holds both. config.json
-    has a dtype only where all tensors have the same.
+    are added to the weights that they belong to. Each tensor keeps the dtype of its weight;
+    weights of several dtypes in one tensor take the one that holds both. The dtype in config.json,
+    in which transformers loads all tensors, is the one that holds those of all.
 
     Args:
       folder: made if missing.
@@ -134,8 +134,10 @@ def _contents(family: Family, config: ModelConfig, params: Params) -> tuple[JSON
         own = table.task_modules
         tensors = {n if n.startswith(own) else table.prefix + n: a for n, a in tensors.items()}
     attributes |= {"model_type": family.name}
-    dtypes = {str(a.dtype) for a in tensors.values()}
-    return attributes | ({"dtype": dtypes.pop()} if len(dtypes) == 1 else {}), tensors
+    dtypes = {a.dtype for a in tensors.values()}
+    if len(dtypes) > 1:  # which holds 16 and 8 bits of any kind
+        dtypes = {max(*dtypes, np.dtype("float32"), key=lambda one: one.itemsize)}
+    return attributes | {"dtype": str(dtypes.pop())}, tensors
 
 
 def _write(folder: str | Path, texts: dict[str, str], tensors: Arrays, max_bytes: int) -> None:

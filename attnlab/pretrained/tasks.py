@@ -24,16 +24,18 @@ class Task(NamedTuple):
     """How its tensors of the bare model begin; "": as those of the family's other task models."""
     num_classes: int = 0
     """0: one for each of `id2label`, or `num_labels` without it."""
+    by_name: bool = False
+    """Other architectures have all of its modules too."""
 
     def is_stored(self, tensors: Iterable[str]) -> bool:
-        """Whether a file has all of its modules."""
-        return all(f"{module.name}.weight" in tensors for module in self.modules)
+        """Whether a file has all of its modules, and no other architecture has them."""
+        return not self.by_name and all(
+            f"{module.name}.weight" in tensors for module in self.modules
+        )
 
     def read(self, attributes: JSON) -> Values:
         """The values of the output head."""
-        labels = attributes["id2label"]
-        usual = attributes["num_labels"] or 2  # as in transformers
-        count = self.num_classes or (usual if labels is None else len(labels))
+        count = self.num_classes or count_labels(attributes)
         plain = {"kind": "none", "bias": False, "transform": None, "num_classes": count}
         own = {n: a(attributes) if callable(a) else a for n, a in self.output.items()}
         return {f"output.{name}": value for name, value in {**plain, **own}.items()}
@@ -44,6 +46,16 @@ class Task(NamedTuple):
         given = {name: value for name, value in self.output.items() if not callable(value)}
         fits = all(getattr(output, name) == value for name, value in given.items())
         return output.kind == "none" and fits and 0 < count == (self.num_classes or count)
+
+
+def count_labels(attributes: JSON) -> int:
+    """The number of classes that a config.json says, as in transformers.
+
+    >>> count_labels({"num_labels": 3}), count_labels({})
+    (3, 2)
+    """
+    labels = attributes.get("id2label")
+    return (attributes.get("num_labels") or 2) if labels is None else len(labels)
 
 
 def write_labels(config: ModelConfig) -> JSON:

@@ -55,6 +55,8 @@ WORDS = [
     ("gpt2", {"model_type": None}, "model_type = None"),
     ("gpt2", {"model_type": "g" * 5000}, "model_type = 'ggg"),
     ("gpt2", {"model_type": "gpt2x"}, "unknown model_type 'gpt2x': did you mean 'gpt2'?"),
+    # No reference, which would run code.
+    ("gpt2", {"model_type": "os:getcwd"}, "unknown model_type 'os:getcwd'"),
     ("gpt2", {"model_type": "qwen3_next"}, "linear-attention"),
     ("gpt2", {"model_type": "mamba"}, "state-space"),
     ("gpt2", {"model_type": "deberta-v2"}, "disentangled"),
@@ -96,6 +98,12 @@ WORDS = [
     ("modernbert", {"rope_scaling": rope("linear", factor=2.0)}, "rope_scaling = {'rope_param"),
     ("gemma3_text", {"rope_parameters": {"full_attention": YARN}}, "truncate = False"),
     ("gemma3_text", NO_ROPE | {"rope_scaling": YARN}, "truncate = False"),
+    ("gemma3_text", NO_ROPE | {"rope_scaling": {"type": "linear", "factor": 3.0}},
+     "needs rope_type"),
+    *((family, rope("linear", factor=3.0, rope_theta=77.0)
+       | {"rope_scaling": {"type": "linear", "factor": 3.0}},
+       "rope_parameters.rope_theta = 77.0 is not read beside rope_scaling")
+      for family in ("llama", "qwen2", "ministral3")),
     ("phi3", rope("linear", factor=2.0), "rope_type = 'linear' is not supported"),
     ("llama", rope("linear", factor=2.0, note=1), "note = 1 of the rotary positions (rope_ty"),
     ("llama", rope("linear", factor=2.0, note=1), "delete it from config.json"),

@@ -3,11 +3,13 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 from goldens import FAMILIES, golden_folder, split, write
 
 from attnlab import pretrained
-from attnlab.models import ModelConfig, from_dict, from_json, to_json
+from attnlab.models import ModelConfig, OutputHead, from_dict, from_json, to_json
+from attnlab.pretrained.tensors import read_file
 from experiments.configs import pretrained as config_file
 
 TOKENS = {"bos_token_id": 5, "eos_token_id": [6, 7], "pad_token_id": 8, "unk_token_id": None}
@@ -37,6 +39,37 @@ def test_words_are_kept(family, words, tmp_path):
     found = said(tmp_path / "ours")
     assert {name: found[name] for name in words} == words
     assert found["model_type"] == family
+
+
+OTHER_CLASSES = [
+    {"id2label": {"0": "a kind"}, "label2id": {"a kind": 0}},
+    {"num_labels": 3, "problem_type": "regression"},
+]
+
+
+@pytest.mark.parametrize("words", OTHER_CLASSES)
+def test_names_and_number_of_the_classes_of_another_classifier(words, tmp_path):
+    """They are not kept for a model with 5."""
+    model, params = load(tmp_path, "gpt2", words)
+    head = OutputHead(kind="none", pooler="last", num_classes=5, classifier_bias=False)
+    other = dataclasses.replace(model.config, output=head).build()
+    params = params | {"classifier": np.ones((model.config.width, 5), np.float32)}
+    pretrained.save(tmp_path / "ours", other, params)
+    found = said(tmp_path / "ours")
+    assert len(found["id2label"]) == len(found["label2id"]) == 5
+    assert not {"num_labels", "problem_type"} & set(found)
+    assert pretrained.load_config(tmp_path / "ours") == other.config
+
+
+def test_the_head_of_next_sentences_keeps_its_name(tmp_path):
+    config, tensors, _, _ = split(FAMILIES["bert"])
+    tensors = {n: a for n, a in tensors.items() if not n.startswith("cls.predictions.")}
+    words = {"architectures": ["BertForNextSentencePrediction"]}
+    pretrained.save(
+        tmp_path / "ours", *pretrained.load(write(tmp_path / "theirs", config | words, tensors))
+    )
+    assert said(tmp_path / "ours")["architectures"] == words["architectures"]
+    assert set(read_file(tmp_path / "ours" / "model.safetensors")) == set(tensors)
 
 
 def test_ids_without_a_word_in_config_json(tmp_path):

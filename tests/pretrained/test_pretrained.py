@@ -65,7 +65,8 @@ OLDER = {
     "falcon": {"apply_residual_connection_post_layernorm": False},
     "gemma3_text": {"sliding_window_pattern": 2, "cache_implementation": "hybrid"},
     "gpt2": {"n_ctx": 17, "summary_type": "cls_index"},
-    "gpt_neox": {"attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0},
+    "gpt_neox": {"attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0}
+    | {"rope_theta": 77.0, "partial_rotary_factor": 0.25},
     "gpt_oss": {"rope_scaling": {"rope_type": "default"}},  # null is not the same in all versions
     "modernbert": {"global_attn_every_n_layers": 3, "layer_norm_eps": 1e-5},
     "smollm3": {"max_window_layers": 28},
@@ -239,6 +240,26 @@ def test_experts_of_deepseek_without_shared_ones(tmp_path):
     other = pretrained.load(write(tmp_path / "b", config, tensors | nothing))
     got, expected = (peer_outputs.run(*one, given)["logits"] for one in ((model, params), other))
     close(got, expected)
+
+
+@pytest.mark.parametrize(("heads", "size", "rotated"), [(2, 44, 30), (3, 88, 60), (4, 98, 2)])
+def test_gptj_rotates_the_numbers_that_it_says(heads, size, rotated):
+    """Also where their share of a head, times its width, is rounded below them."""
+    family, words = pretrained.FAMILIES["gptj"], {"n_embd": heads * size, "n_head": heads}
+    config = family.read(words | {"rotary_dim": rotated})[1]
+    assert (config.rotary_size, family.write(config)["rotary_dim"]) == (rotated, rotated)
+
+
+def test_phi3_has_a_length_of_training_of_its_own(tmp_path):
+    """Where no word beside `rope_parameters` says it, as in transformers."""
+    config, tensors, _, _ = split(FAMILIES["phi3"])
+    size = config["hidden_size"] // config["num_attention_heads"] // 2
+    rope = {"rope_type": "longrope", "rope_theta": 50.0, "original_max_position_embeddings": 8}
+    rope |= {"short_factor": [1.0] * size, "long_factor": [2.0] * size}
+    for said, length in (({"original_max_position_embeddings": 16}, 16), ({}, 4096)):
+        own = {n: a for n, a in config.items() if n != "original_max_position_embeddings"}
+        folder = write(tmp_path / "folder", own | said | {"rope_parameters": rope}, tensors)
+        assert pretrained.load_config(folder).positions.scaling.startswith(f"longrope:{length},")
 
 
 def test_a_window_of_the_token_itself(tmp_path):

@@ -180,23 +180,23 @@ def test_params_of_another_model_are_refused(path, leaf, message, tmp_path):
 
 
 def test_each_tensor_keeps_its_dtype(tmp_path):
-    """config.json names the dtype of all, if there is one."""
+    """config.json names one that holds all, in which transformers loads them."""
     params = jax.tree.map(np.array, params_of(SMALL))
     for part, names in (("ffn", ("up", "down")), ("attention", ("v",))):
         for name in names:
             params["layers"][part][name] = params["layers"][part][name].astype(jnp.bfloat16)
     half = jax.tree.map(lambda a: a.astype(jnp.float16), params)
-    for given, dtype in ((params, None), (half, "float16")):
+    for given, dtype in ((params, "float32"), (half, "float16")):
         pretrained.save(tmp_path / "model", SMALL.build(), given)
         said = json.loads((tmp_path / "model" / "config.json").read_text())
-        assert said.get("dtype") == dtype
+        assert said["dtype"] == dtype
         again = pretrained.load(tmp_path / "model")[1]
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.astype(b.dtype), b), given, again)
         stored = read_file(tmp_path / "model" / "model.safetensors")
         dtypes = {name.removeprefix("transformer."): str(a.dtype) for name, a in stored.items()}
         # q and k are float32; v lies in the same tensor.
         wide = ["h.0.attn.c_attn.weight", "h.0.attn.c_proj.weight", "h.0.mlp.c_fc.weight"]
-        expected = [dtype] * 3 if dtype else ["float32", "float32", "bfloat16"]
+        expected = [dtype] * 3 if given is half else ["float32", "float32", "bfloat16"]
         assert [dtypes[name] for name in wide] == expected
 
 

@@ -383,6 +383,11 @@ MISFITS = [
     ("torch_mha", MODULE | dict(add_bias_kv=True), {}, "bias_k is not there"),
     ("torch_mha", MODULE, NO_OTHERS | {"bias_k": draw(1, 1, E)}, "missing"),
     ("torch_layers", LAYERS | dict(activation="mish"), LINEAR, "unknown activation 'mish'"),
+    # No references, which would run code.
+    ("torch_layers", LAYERS | dict(activation="os:getcwd"), LINEAR, "unknown activation"),
+    ("t2t", dict(num_heads=N, layer_postprocess_sequence="os:getcwd"), {}, "unknown layer_post"),
+    ("former", ATTENTION | dict(module="os:getcwd"), {}, "unknown module"),
+    ("former", ATTENTION | dict(revision="os:getcwd"), {}, "unknown revision"),
     ("torch_layers", dict(nhead=5), LINEAR, "not divisible by num_heads 5"),
     ("torch_layers", LAYERS, {}, "'linear1.weight' is missing"),
     ("t2t", dict(num_heads=N), SHARD, "have 4 rows, their names say 9"),

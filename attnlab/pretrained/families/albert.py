@@ -6,7 +6,7 @@ from attnlab.nested import JSON
 from attnlab.pretrained import fields as f
 from attnlab.pretrained import tasks as t
 from attnlab.pretrained.attributes import MAX_LAYERS, Attribute, bad_value
-from attnlab.pretrained.families.bert import BERT, EMBEDDINGS, QKV, MaskedHead, like_bert
+from attnlab.pretrained.families.bert import EMBEDDINGS, PER_TOKEN, QKV, MaskedHead, like_bert
 from attnlab.pretrained.name_table import Layers, Module, linears
 from attnlab.sharing.plan import Plan, inner_groups
 
@@ -89,5 +89,5 @@ ALBERT = like_bert(
     ),
     # transformers has no dropout behind the FFN.
     dropout=Dropout(places=("embeddings", "attention")),
-    tasks=(t.pooled("pooler", "classifier"), *BERT.tasks[1:]),
+    tasks=(t.pooled("pooler", "classifier"), *PER_TOKEN),
 )

@@ -160,6 +160,7 @@ OLDER: JSON = {
     "renamed": ((".gamma", ".weight"), (".beta", ".bias")),
     "unread": ("embeddings.position_ids",),
 }
+PER_TOKEN = t.per_token("classifier"), t.questions()
 BERT = Family(
     name="bert",
     base=BASE,
@@ -172,7 +173,13 @@ BERT = Family(
         BERT_HEAD,
     ),
     table=BERT_HEAD.table(EMBEDDINGS, LAYERS, "bert.", **OLDER),
-    tasks=(t.pooled("pooler.dense", "classifier"), t.per_token("classifier"), t.questions()),
+    tasks=(
+        t.pooled("pooler.dense", "classifier"),
+        *PER_TOKEN,
+        t.pooled("pooler.dense", "cls.seq_relationship")._replace(
+            end="ForNextSentencePrediction", num_classes=2, by_name=True
+        ),
+    ),
 )
 
 
@@ -283,7 +290,7 @@ DISTILBERT = like_bert(
     dropout=Dropout(places=("embeddings", "ffn")),
     tasks=(
         t.pooled("pre_classifier", "classifier", pooler_activation="relu"),
-        *BERT.tasks[1:],
+        *PER_TOKEN,
     ),
 )
 # Embeddings as wide as the model have no projection.
@@ -303,6 +310,6 @@ ELECTRA = like_bert(
     modules=(*EMBEDDINGS, Module("embeddings_project", "embedding_projection")),
     tasks=(
         t.pooled("classifier.dense", "classifier.out_proj", pooler_activation="gelu"),
-        *BERT.tasks[1:],
+        *PER_TOKEN,
     ),
 )

@@ -4,6 +4,8 @@
 (Almazrouei et al. 2023, arXiv 2311.16867).
 """
 
+import math
+
 from attnlab.heads import Standard
 from attnlab.models import FFN, Alibi, Embedding, Init, Learned, Norm, Rotary
 from attnlab.models.config import ModelConfig
@@ -79,8 +81,10 @@ GPT_NEOX = LLAMA.variant(
     f.activation("hidden_act"),
     f.Choice("use_parallel_residual", "norm.position", {True: "parallel", False: "pre"}),
     RotaryField("rotary_emb_base", "rotary_pct", 0.25),
-    # Of training; what transformers reads are attention_dropout and hidden_dropout.
-    f.Words(ignored="attention_probs_dropout_prob hidden_dropout_prob"),
+    # transformers reads attention_dropout and hidden_dropout, rotary_emb_base and rotary_pct alone.
+    f.Words(
+        ignored="attention_probs_dropout_prob hidden_dropout_prob rope_theta partial_rotary_factor"
+    ),
     without="rms_norm_eps num_key_value_heads head_dim mlp_bias",
     table=decoder_table(
         attention=megatron_heads("attention"),
@@ -206,7 +210,10 @@ class _RotaryDim(f.Field):
         if attributes["rotary_dim"] > size:
             why = f"is more than the width of a head, {size:g}"
             raise bad_value("rotary_dim", attributes["rotary_dim"], why)
-        return {"positions": Rotary(fraction=attributes["rotary_dim"] / size)}
+        fraction = attributes["rotary_dim"] / size
+        while int(size * fraction) < attributes["rotary_dim"]:  # rounding
+            fraction = math.nextafter(fraction, 1)
+        return {"positions": Rotary(fraction=fraction)}
 
     def write(self, config: ModelConfig) -> JSON:
         return {"rotary_dim": config.rotary_size}
@@ -287,6 +294,8 @@ FALCON = LLAMA.variant(
     f.Words(only={"alibi": False, "apply_residual_connection_post_layernorm": False}),
     without=NOT_LLAMA,
     norm=PARALLEL,
+    # transformers drops the sum of attention and FFN; without parallel_attn, the attention at the
+    # rate attention_dropout. Here both are dropped by themselves at the rate hidden_dropout.
     dropout=f.IN_LAYERS,
     table=decoder_table(
         attention=(

@@ -213,7 +213,7 @@ DEEPSEEK_V3 = LLAMA.variant(
             "head_dim": ("qk_rope_head_dim", int),
         },
         # They say how it was trained, or what stands behind the last norm.
-        ignored="output_router_logits seq_aux ep_size num_nextn_predict_layers",
+        ignored="output_router_logits seq_aux ep_size num_nextn_predict_layers num_mtp_layers",
         only={"attention_bias": False, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
         | {"moe_layer_freq": 1},
         # As in all that are published.

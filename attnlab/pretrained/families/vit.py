@@ -1,5 +1,5 @@
-"""ViT (Dosovitskiy et al. 2021, arXiv 2010.11929), DeiT (Touvron et al. 2021) and DINOv2 (Oquab et
-al. 2023, arXiv 2304.07193), in the names of Hugging Face.
+"""ViT (Dosovitskiy et al. 2021, arXiv 2010.11929) and DINOv2 (Oquab et al. 2023, arXiv 2304.07193),
+in the names of Hugging Face.
 """
 
 import dataclasses

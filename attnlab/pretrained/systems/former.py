@@ -1,6 +1,7 @@
 """pbloem/former, and the tutorial class with one chunk projection for all heads."""
 
 import dataclasses
+from types import MappingProxyType
 
 import numpy as np
 
@@ -25,7 +26,7 @@ LAYOUTS: dict[str, type[Layout]] = {
     "alt": Alt,
 }
 """Class, and attention_type of a model -> layout."""
-SCALED_BY = {"HEAD": "head_width", "2019": "width"}
+SCALED_BY = MappingProxyType({"HEAD": "head_width", "2019": "width"})
 """Revision -> the width by whose root scores are divided."""
 MODULES = (
     Module("toqueries", "attention.q"),
@@ -59,7 +60,7 @@ def _layout(
 ) -> Layout:
     """The layout of an attention whose names begin with `prefix`."""
     kqnorm, factor = config.get("kqnorm"), config.get("scalefactor")
-    kind = lookup(LAYOUTS, name, what="module of former")
+    kind = lookup(MappingProxyType(LAYOUTS), name, what="module of former")
     has_norms = f"{prefix}kln.weight" in tensors
     if kqnorm is not None and bool(kqnorm) != has_norms:
         found = "" if has_norms else "not "
@@ -111,7 +112,7 @@ def _build_model(config: JSON, tensors: Arrays) -> Built:
         config, "module", "heads", attention_type="default", max_pool=True, revision="HEAD",
         kqnorm=None, scalefactor=None,
     )  # fmt: skip
-    lookup(LAYOUTS, kind, what="attention_type of former")
+    lookup(MappingProxyType(LAYOUTS), kind, what="attention_type of former")
     require(tensors, "token_embedding.weight", "pos_embedding.weight", "toprobs.weight")
     (vocab, width), (length, _) = (
         np.shape(tensors[name]) for name in ("token_embedding.weight", "pos_embedding.weight")

@@ -3,6 +3,7 @@
 """
 
 import re
+from types import MappingProxyType
 
 import numpy as np
 
@@ -75,7 +76,7 @@ def build(config: JSON, tensors: Arrays) -> Built:
     )
     for name in list(tensors):  # names begin with the scope of the model, or not
         tensors[name.removeprefix("transformer/")] = tensors.pop(name)
-    position, place = lookup(NORMS, after, what="layer_postprocess_sequence")
+    position, place = lookup(MappingProxyType(NORMS), after, what="layer_postprocess_sequence")
     _join_shards(tensors)
     first = "body/encoder/layer_0/"
     heads = f"{first}self_attention/multihead_attention/"

@@ -8,6 +8,8 @@ A decoder alone is that of an encoder-decoder whose encoder uses its weights (sh
 does not run: it is given the memory as `encoded`.
 """
 
+from types import MappingProxyType
+
 import numpy as np
 
 from attnlab.heads import ExtraKeys, Sink, Standard
@@ -111,7 +113,7 @@ def build_layers(config: JSON, tensors: Arrays) -> Built:
         ffn=FFN(
             width=ffn_width,
             bias=bias,
-            activation=lookup(ACTIVATIONS, activation, what="activation"),
+            activation=lookup(MappingProxyType(ACTIVATIONS), activation, what="activation"),
         ),
         norm=Norm(
             position=NORMS[norm_first, f"{prefix}norm.weight" in tensors], eps=eps, bias=bias

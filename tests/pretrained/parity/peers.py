@@ -293,6 +293,7 @@ PEERS = {
     "vit-relu-pooler": peer(tr.ViTModel, VIT, pooler_act="relu"),
     "t5-tokens": peer(tr.T5ForTokenClassification, T5, num_labels=3),
     "bert-classes": peer(tr.BertForSequenceClassification, BERT, num_labels=3),
+    "bert-next": peer(tr.BertForNextSentencePrediction, BERT),
     "bert-questions": peer(tr.BertForQuestionAnswering, BERT),
     "albert-classes": peer(tr.AlbertForSequenceClassification, ALBERT),
     "roberta-classes": peer(tr.RobertaForSequenceClassification, BERT, num_labels=3),
