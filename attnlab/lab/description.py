@@ -135,7 +135,10 @@ def read_description(workdir: Path, given: Description | None = None) -> Descrip
     """
     path, found = workdir / FILE, Description()
     if path.exists():
-        found = Description.from_json(path.read_text(encoding="utf-8"))
+        try:
+            found = Description.from_json(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
     if given and found.seeds_added:
         return dataclasses.replace(given, seeds_added=True, planned_seeds=found.planned_seeds)
     return given or found

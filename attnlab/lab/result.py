@@ -237,10 +237,13 @@ PARTS: dict[str, type] = {
 
 def read_result(folder: Path, spec: RunSpec | None = None) -> RunResult | None:
     """The result in the folder of a run (as `from_json`), None where there is none yet; with the
-    tags of `spec`, which may be new."""
+    tags of `spec`, which may be new. Raises ValueError, with the path, for a file that is none."""
     if not (path := folder / FILE).exists():
         return None
-    found = RunResult.from_json(path.read_text(encoding="utf-8"), spec)
+    try:
+        found = RunResult.from_json(path.read_text(encoding="utf-8"), spec)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     if spec and spec.digest == found.spec.digest:
         found = dataclasses.replace(found, spec=dataclasses.replace(found.spec, tags=spec.tags))
     return dataclasses.replace(found, folder=folder)

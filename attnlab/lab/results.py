@@ -215,7 +215,8 @@ class Results(Sequence[RunResult]):
         one text the intervals are over seeds alone, not over texts or learning rates.
 
         Args:
-          baseline: tags of one variant, as many as are needed to name it; None: the first one.
+          baseline: tags of one variant, as many as are needed to name it; None: the first one. If
+            all of its runs diverged, nothing is compared with it.
           metric: of the held-out part.
           pairs: (variant, baseline) by their tags, if only these are to be compared.
           margin: differences below it are of no interest.
@@ -228,7 +229,7 @@ class Results(Sequence[RunResult]):
         """
         metric = self.known_metric(metric)
         scores = {variant: some for variant, some in self.scores(metric).items() if some}
-        first = self.variant(baseline) if baseline else next(iter(scores))
+        first = self.variant(baseline) if baseline else next(iter(self.variants))
         named = [(self.variant(a), self.variant(b)) for a, b in pairs]
         chosen = named or [(variant, first) for variant in scores if variant != first]
         chosen = [(a, b) for a, b in chosen if a in scores and b in scores]

@@ -94,7 +94,7 @@ class RunSpec:
 class Match(NamedTuple):
     """A budget that all variants have: that of a reference.
 
-    The reference of a variant is the same model with another layout and sharing plan.
+    The reference is the model of the base with another layout and sharing plan.
 
     Attributes:
       budget: of the reference: "parameters", "flops" or "cache". To meet it, `model.ffn.width` is
@@ -193,7 +193,7 @@ def specs_of(
     Args:
       base: what the runs have in common.
       variants: what they change in it.
-      seeds: of each.
+      seeds: of each, but of variants that set "train.seeds".
       match: the budget that is made equal, to that of a reference model.
 
     Raises:
@@ -205,16 +205,18 @@ def specs_of(
     [('1_heads-seed7', {'name': '1 heads'}), ('2_heads-seed7', {'name': '2 heads'})]
     """
     _check_list("seeds", seeds)
+    if isinstance(match, Match):
+        match = match.budget, with_layout(base.model, match.layout, match.sharing)
     specs = []
     for variant in variants:
         config, stem = with_values(base, variant.values), variant.id and f"{variant.id}-"
-        if isinstance(match, Match):
-            reference = with_layout(config.model, match.layout, match.sharing)
-            config = _matched(config, match.budget, reference)
-        elif match:
+        if match:
             config = _matched(config, *match)
+        if "start" in variant.values:
+            config.check_start()
         tags = variant.all_tags
-        specs += [RunSpec(f"{stem}seed{seed}", config, seed, tags) for seed in seeds]
+        own = config.train.seeds if "train.seeds" in variant.values else seeds
+        specs += [RunSpec(f"{stem}seed{seed}", config, seed, tags) for seed in own]
     check_unique(specs)
     return specs
 
@@ -324,6 +326,11 @@ def _set(fields: JSON, path: str, value: object) -> None:
     for name in outer:
         place = place.get(name) if isinstance(place, dict) else None
     if isinstance(place, dict) and last in place:
+        if not outer and isinstance(place[last], dict) and not isinstance(value, Mapping):
+            raise ValueError(
+                f"{path} has fields of its own, so it cannot be {value!r}; give one of them, such "
+                f"as {path}.{next(iter(place[last]))}"
+            )
         place[last] = value
         return
     known = list(place) if isinstance(place, dict) else list(fields)

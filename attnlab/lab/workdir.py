@@ -175,9 +175,12 @@ def run_folder(workdir: Path, spec: RunSpec) -> Path:
 
 
 def specs_in(workdir: Path) -> dict[str, RunSpec]:
-    """The specs of a workdir by their ids."""
+    """The specs of a workdir by their ids. Raises ValueError, with the path, for a damaged file."""
     path = workdir / SPECS
-    found = read_specs(path.read_text(encoding="utf-8")) if path.exists() else ()
+    try:
+        found = read_specs(path.read_text(encoding="utf-8")) if path.exists() else ()
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     return {spec.id: spec for spec in found}
 
 

@@ -10,16 +10,28 @@ needs beside the results, a `Panel` both. A page is data (`page.Page`: sections 
 figures); templates write it.
 """
 
-import dataclasses
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from attnlab.atomic import write_atomic
 from attnlab.lab.description import Description
 from attnlab.lab.results import Results
+from attnlab.lab.spec import RunSpec
+from attnlab.load import SPECS
 from attnlab.report import figures, tables
-from attnlab.report.page import Block, Figure, Figures, Page, Paragraph, Section, write_page
+from attnlab.report.page import (
+    FIGURES,
+    TABLES,
+    Block,
+    Figure,
+    Figures,
+    Page,
+    Paragraph,
+    Section,
+    write_page,
+)
 from attnlab.report.panel import Panel, read_panels
 from attnlab.report.words import (
     answers,
@@ -34,7 +46,8 @@ from attnlab.report.words import (
 __all__ = ["Panel", "make_page", "read_panels", "report"]
 
 SEEDS = "_seeds.json"
-"""Behind the name of a page: the seeds when it was first written. Others were added later."""
+"""Behind the name of a page: the seeds of each variant on each text when it was first reported.
+Others were added later."""
 
 
 def report(
@@ -47,7 +60,8 @@ def report(
     """Writes the report of results: an HTML page that loads nothing, and beside it a Markdown page,
     `results.csv`, each figure as SVG in `figures` and each table as CSV in `tables`.
 
-    Seeds that are new since the page was first written count as added after looking at scores.
+    Seeds that are new since the page was first written count as added after looking at scores. A
+    page replaces an earlier one; figures and tables that only the earlier one had stay there.
 
     Args:
       results: of one sweep, or its workdir; or several. Those with the same variants and configs on
@@ -64,7 +78,8 @@ def report(
 
     Raises:
       ValueError: there are no results, a workdir is given twice, the baseline names no variant, or
-        several, or the path is that of the Markdown page.
+        several, the path is that of the Markdown page, or its folder has files of these names that
+        no report wrote.
     """
     several = [results] if isinstance(results, Results | str | Path) else list(results)
     panels = read_panels(several, description)
@@ -73,25 +88,56 @@ def report(
     if description is not None and description.baseline:
         for panel in panels:
             panel.results.variant(description.baseline)  # raises
-    seeds = Path(path).with_name(f"{Path(path).stem}{SEEDS}")
+    path = Path(path)
+    _check_folder(path)
+    seeds = path.with_name(f"{path.stem}{SEEDS}")
     planned = json.loads(seeds.read_text(encoding="utf-8")) if seeds.exists() else {}
     panels = [_with_added_seeds(panel, planned) for panel in panels]
-    path = write_page(make_page(panels, heads=heads), path)
-    write_atomic(seeds, json.dumps(planned).encode())
+    page = make_page(panels, heads=heads)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(seeds, json.dumps(planned).encode())  # first: what it is beside is ours
+    write_page(page, path)
     every = sum((panel.results for panel in panels), Results([]))
     write_atomic(path.parent / "results.csv", every.to_pandas().to_csv(index=False).encode())
     return path
 
 
+def _check_folder(path: Path) -> None:
+    """Raises ValueError where a page would replace its Markdown, or what no report wrote."""
+    if path.suffix == ".md":
+        raise ValueError(
+            f"{path.name} is where the Markdown page would be; give the HTML page another suffix, "
+            "such as .html"
+        )
+    names = path.name, path.with_suffix(".md").name, "results.csv", FIGURES, TABLES
+    there = [name for name in names if (path.parent / name).exists()]
+    if there and not (path.parent / SPECS).exists() and not [*path.parent.glob(f"*{SEEDS}")]:
+        raise ValueError(
+            f"{path.parent} has {there[0]}, which no report wrote; give the report a new folder"
+        )
+
+
 def _with_added_seeds(panel: Panel, planned: dict[str, list[int]]) -> Panel:
-    """The panel with the seeds that it had when the report was first written; `planned`: title of a
-    panel -> those seeds, which is completed."""
-    seeds = {run.spec.seed for run in panel.results}
-    first = planned.setdefault(panel.title, sorted(seeds | {s.seed for s in panel.unfinished}))
-    if panel.about.planned_seeds or seeds <= set(first):
+    """The panel with the seeds that its texts had when they were first reported; `planned`: a
+    variant on a text -> those seeds, which is completed."""
+    finished, fixed, added = {run.spec.seed for run in panel.results}, set[int](), set[int]()
+    texts: dict[str, list[RunSpec]] = {}
+    for spec in [*(run.spec for run in panel.results), *panel.unfinished]:
+        texts.setdefault(repr(spec.config.data), []).append(spec)
+    for specs in texts.values():
+        there, variants = {s.seed for s in specs}, {replace(s, seed=0).digest for s in specs}
+        known = [planned[variant] for variant in variants if variant in planned]
+        first = set().union(*known) if known else there
+        planned |= {variant: sorted(first) for variant in variants if variant not in planned}
+        fixed, added = fixed | first, added | (there & finished) - first
+    about = panel.about
+    if not about.seeds_added:
+        added -= set(about.planned_seeds)
+    if not added:
         return panel
-    about = dataclasses.replace(panel.about, seeds_added=True, planned_seeds=tuple(first))
-    return dataclasses.replace(panel, about=about)
+    first = set(about.planned_seeds) or fixed
+    seeds = tuple(sorted(first - added))
+    return replace(panel, about=replace(about, seeds_added=True, planned_seeds=seeds))
 
 
 def make_page(panels: Sequence[Panel], *, heads: bool = False) -> Page:

@@ -1,5 +1,6 @@
 """The figures of a report."""
 
+import re
 from collections.abc import Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
@@ -56,7 +57,7 @@ def differences_figure(panel: Panel, name: str = "differences") -> list[Figure]:
     of = f"{panel.title}. " if panel.title else ""
     caption = (
         f"{of}Mean paired difference and its 95 % interval, before Holm's correction. An interval "
-        "that includes zero is inconclusive."
+        "that includes zero says neither better nor worse."
         f"{' (mean): averaged over the other choices.' if len(averages) else ''}"
     )
     alt = panel.named("Differences between variants with their intervals")
@@ -111,7 +112,8 @@ def over_tag_figures(panel: Panel, name: str = "over") -> list[Figure]:
         axes.minorticks_off()
         title = f"Held-out score over {words}"
         caption = f"{title}. Mean over runs; band: lowest to highest."
-        found.append(draw(figure, f"{name}-{tag}", title, caption))
+        file = re.sub(r"[^\w.-]+", "_", f"{name}-{tag}")
+        found.append(draw(figure, file, title, caption))
     return found
 
 

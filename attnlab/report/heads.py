@@ -100,8 +100,9 @@ def heads_sections(panel: Panel, end: str = "") -> list[Section]:
     tables: list[Block] = []
     samples: list[Block] = []
     for i, variant in enumerate(list(panel.scores)[:MOST_VARIANTS]):
-        run = next(run for run in panel.results.variants[variant] if run.scores.heldout)
-        if run.folder is None or not (run.folder / "checkpoints").exists():
+        scored = (run for run in panel.results.variants[variant] if run.scores.heldout)
+        run = next(filter(_has_checkpoint, scored), None)
+        if run is None or run.folder is None:
             continue
         title = f"{panel.results.labels[variant]}, seed {run.spec.seed}"
         heads, sample = look(run, run.folder)
@@ -124,11 +125,17 @@ def heads_sections(panel: Panel, end: str = "") -> list[Section]:
     ]
 
 
+def _has_checkpoint(run: RunResult) -> bool:
+    if run.folder is None:
+        return False
+    return any(path.name.isdigit() for path in (run.folder / "checkpoints").glob("*"))
+
+
 def look(run: RunResult, folder: Path) -> tuple[Heads | None, str]:
     """The heads of a run, and the beginning of a text with what the model writes behind it.
 
-    None, "": of features, of long texts, of layers with unlike numbers of heads; of other tasks
-    than language models.
+    None, "": of features, of long texts, of layers with unlike numbers of softmax distributions; of
+    other tasks than language models.
 
     Raises:
       ValueError: the checkpoint cannot be read.
@@ -138,7 +145,7 @@ def look(run: RunResult, folder: Path) -> tuple[Heads | None, str]:
     tokens = np.asarray(rows[0].inputs["tokens"])
     if tokens.ndim != 2:  # features
         return None, ""
-    counts = {config.heads.num_heads for config in loaded.config.layer_stacks.values()}
+    counts = {config.layout.num_score_maps for config in loaded.config.layer_stacks.values()}
     heads = heads_of(loaded, rows) if tokens.shape[1] <= LONGEST and len(counts) == 1 else None
     is_lm = run.spec.config.task == "causal_lm" and loaded.tokenizer is not None
     return heads, _sample(loaded, tokens[0].tolist()) if is_lm else ""
@@ -170,7 +177,9 @@ def heads_of(loaded: LoadedModel, rows: Sequence[ModelInput]) -> Heads:
         tokens = jnp.asarray(inputs["tokens"])
         probs = model.apply({"params": params}, **inputs, capture=(name,)).captured[name]
         keys = jnp.asarray(inputs.get("source", tokens))
-        return probs[:, 0], head_statistics(probs, tokens, real, key_tokens=keys)
+        same_text = config.encoder is None
+        found = head_statistics(probs, tokens, real, key_tokens=keys, same_text=same_text)
+        return probs[:, 0], found
 
     def seen(params: Params) -> tuple[np.ndarray, Statistics]:
         """Of the first row; statistics of the rows that have them, NaN where none has."""

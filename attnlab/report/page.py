@@ -171,11 +171,6 @@ def write_page(page: Page, path: str | Path) -> Path:
     """Writes the page as HTML to `path`, beside it as Markdown, its figures as SVG and its tables
     as CSV. A kill leaves each file old or new. Returns the path."""
     path = Path(path)
-    if path.suffix == ".md":
-        raise ValueError(
-            f"{path.name} is where the Markdown page would be; give the HTML page another suffix, "
-            "such as .html"
-        )
     for folder in (FIGURES, TABLES):
         (path.parent / folder).mkdir(parents=True, exist_ok=True)
     for figure in (figure for some in page.blocks(Figures) for figure in some.figures):

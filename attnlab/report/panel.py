@@ -150,8 +150,11 @@ def read_panels(
     given: Sequence[Results | str | Path], description: Description | None = None
 ) -> list[Panel]:
     """One panel for each workdir, or results. Those with the same variants and configs are one
-    panel, whatever their data (texts are a source of variation) and learning rates, unless they
-    have a text and seed in common, as the same sweep on another machine has.
+    panel, whatever their texts (a source of variation) and learning rates.
+
+    They stay apart if they have a text and seed in common (the same sweep on another machine), the
+    same text under two data configs or two texts under one, or other comparisons, another margin or
+    other expected results in their descriptions.
 
     Raises:
       ValueError: a workdir holds no sweep, none of its runs has a result, or it is given twice.
@@ -167,9 +170,8 @@ def read_panels(
             panel = Panel(one, about, title=f"results {i}")
         else:
             panel = _read(Path(one), description, unique=names.count(Path(one).name) == 1)
-        configs, pairs = _configs(panel.results), _texts_and_seeds(panel.results)
         for k, other in enumerate(panels):
-            if _configs(other.results) == configs and not pairs & _texts_and_seeds(other.results):
+            if _belong_together(other, panel):
                 panels[k] = _together(other, panel)
                 break
         else:
@@ -177,19 +179,44 @@ def read_panels(
     return [dataclasses.replace(panels[0], title="")] if len(panels) == 1 else panels
 
 
+def _belong_together(one: Panel, other: Panel) -> bool:
+    """Are they the same variants and comparisons, on other texts or with other seeds?"""
+    decide = ("baseline", "pairs", "margin", "expectations")
+    if any(getattr(one.about, name) != getattr(other.about, name) for name in decide):
+        return False
+    ours, theirs = (
+        {(data_of(run), run.data.sha256 or data_of(run), run.spec.seed) for run in panel.results}
+        for panel in (one, other)
+    )
+    same_text = [(a == b, s == t, n == m) for a, s, n in ours for b, t, m in theirs]
+    return _configs(one.results) == _configs(other.results) and all(
+        config == digest and not (config and seed) for config, digest, seed in same_text
+    )
+
+
 def _together(one: Panel, other: Panel) -> Panel:
-    """The same variants on other texts, or with other seeds."""
+    """The same variants on other texts, or with other seeds: those of either that were added after
+    scores were seen are not planned."""
+    planned, added, abouts = set[int](), set[int](), (one.about, other.about)
+    for panel, about in zip((one, other), abouts, strict=True):
+        there = {run.spec.seed for run in panel.results}
+        fixed = set(about.planned_seeds) or (set() if about.seeds_added else there)
+        planned, added = planned | fixed, added | there - fixed
+    is_known = any(about.planned_seeds or about.seeds_added for about in abouts)
+    about = dataclasses.replace(
+        one.about,
+        seeds_added=any(about.seeds_added for about in abouts),
+        planned_seeds=tuple(sorted(planned - added)) if is_known else (),
+        notes=tuple(dict.fromkeys((*one.about.notes, *other.about.notes))),
+    )
     return dataclasses.replace(
         one,
+        about=about,
         results=one.results + other.results,
         title=f"{one.title} and {other.title}",
         unfinished=[*one.unfinished, *other.unfinished],
         tuning=one.tuning and other.tuning and one.tuning + other.tuning,
     )
-
-
-def _texts_and_seeds(results: Results) -> set[tuple[str, int]]:
-    return {(f"{run.spec.config.data!r} {run.data.sha256}", run.spec.seed) for run in results}
 
 
 def _read(workdir: Path, description: Description | None, *, unique: bool) -> Panel:

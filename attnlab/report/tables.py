@@ -106,6 +106,7 @@ def budget_table(panel: Panel, name: str = "budgets") -> Table:
         speeds = [run.timing.tokens_per_second for run in runs if run.timing.tokens_per_second]
         step = f"{train.batch_size * row_tokens / np.mean(speeds):.3g}" if speeds else None
         flops = PASSES * sizes.flops_per_token * tokens * train.steps
+        rates = dict.fromkeys(run.spec.config.train.optimizer.learning_rate for run in runs)
         rows.append({
             "variant": panel.results.labels[variant],
             "parameters": sizes.parameters,
@@ -115,21 +116,24 @@ def budget_table(panel: Panel, name: str = "budgets") -> Table:
             "seconds per step": step,
             "seconds": float(np.mean([run.timing.seconds for run in runs])),
             "FFN width": sizes.ffn_width,
-            "learning rate": f"{train.optimizer.learning_rate:.3g}",
+            "learning rate": ", ".join(f"{rate:.3g}" for rate in rates),
         })  # fmt: skip
     caption = (
         "Budgets of a run. Applied parameters count a shared parameter once for each use. FLOPs "
         f"per token: forward. Training FLOPs: {PASSES} forward passes a token. Seconds per step: "
         "measured, without compilation and scoring; seconds: with both, of the machine that ran it."
     )
+    if any(run.spec.config.model.encoder for run in panel.results):
+        caption += " FLOPs are of sources and targets that are both as long as train.length."
     return Table(name, caption, _frame(rows), {"seconds": 1})
 
 
 def rates_table(panel: Panel, name: str = "rates") -> list[Table]:
-    """Learning rates that were tried, on the validation part; none where fewer than three were."""
+    """Learning rates that were tried, on the validation part; none where fewer than three were, or
+    no run of a text has a validation score."""
     every = panel.results if panel.tuning is None else panel.tuning
     judged = every.filter(lambda run: bool(run.scores.validation) or run.status == "diverged")
-    texts = {data_of(run): run.data.name for run in judged}
+    texts = {data_of(run): run.data.name for run in judged if run.scores.validation}
     rows = [
         _tried(f"{label_of(tags)}{f', {name or text}' * (len(texts) > 1)}", tried, panel.sign)
         for text, name in texts.items()

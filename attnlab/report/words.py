@@ -30,6 +30,12 @@ MOST_SHOWN = 4
 MOST_NAMES = 12
 """Names of variants in such a list, and values of a fact."""
 FEW_SEEDS = 3
+COSTS = {
+    "parameters": "parameters", "flops": "flops_per_token", "cache": "cache_bytes_per_token"
+}  # fmt: skip
+"""Budget -> its field of `ModelSizes`."""
+NEARLY_EQUAL = 1.02
+"""The largest cost divided by the smallest: no width of the FFN meets a budget exactly."""
 RELATIONS = {"at most": np.less_equal, "at least": np.greater_equal, "exactly": np.equal}
 
 
@@ -74,8 +80,13 @@ def answers(panel: Panel) -> list[Paragraph]:
 
 
 def _counted(panel: Panel, rows: Sequence[Any]) -> tuple[str, str]:
-    """How many comparisons have which conclusion, and their variants."""
-    found = {word: [row.variant for row in rows if row.conclusion == word] for word in SENTENCES}
+    """How many comparisons have which conclusion, and their variants; with their baselines, where
+    these differ."""
+    several = len({row.baseline for row in rows}) > 1
+    found: dict[str, list[str]] = {word: [] for word in SENTENCES}
+    for row in rows:
+        against = f" against {row.baseline}" if several else ""
+        found[row.conclusion].append(f"{row.variant}{against}")
     counts = ", ".join(f"{len(some)} {word}" for word, some in found.items() if some)
     del found["inconclusive"]
     listed = [f"{word.capitalize()}: {_listed(some)}." for word, some in found.items() if some]
@@ -147,6 +158,12 @@ def _other_data(panel: Panel) -> list[str]:
             "Runs of the same data config were trained on different data (their digests differ), "
             "so their scores cannot be compared."
         ]
+    texts = {(panel.results.text_of(run), run.data.sha256) for run in panel.results}
+    if len(texts) > len({digest or text for text, digest in texts}):
+        return [
+            "Two of the texts are the same data (their digests are equal), but count as two, so "
+            "intervals over texts are too narrow."
+        ]
     fields = differing([flatten(json.loads(config)) for config in configs])
     tags = {name for variant in panel.results.variants for name, _ in variant}
     other = sorted(set(fields) - tags)
@@ -193,7 +210,10 @@ def limits(panel: Panel) -> list[str]:
     """Sentences on what the comparison does not say."""
     texts, seeds = len(panel.results.texts), len({run.spec.seed for run in panel.results})
     sizes = {run.sizes.parameters for run in panel.results}
-    rates = {run.spec.config.train.optimizer.learning_rate for run in panel.results}
+    rates: dict[str, set[float]] = {}
+    for run in panel.results:
+        rate = run.spec.config.train.optimizer.learning_rate
+        rates.setdefault(panel.results.text_of(run), set()).add(rate)
     lines = list(panel.about.notes)
     if seeds == texts == 1:
         lines.append("One seed: there are no intervals.")
@@ -209,12 +229,17 @@ def limits(panel: Panel) -> list[str]:
         lines.append(
             f"Few seeds: the interval of a difference has {freedom} of freedom, so it is wide."
         )
-    if panel.tuning is None and len(rates) > 1:
+    if panel.tuning is None and any(len(some) > 1 for some in rates.values()):
         lines.append("Learning rates differ between variants: see the table Budgets.")
     elif panel.tuning is None and len(panel.results.variants) > 1:
         lines.append("One learning rate for all variants, which may suit some better.")
     if equal := panel.about.matched:
-        lines.append(f"Equal for all variants: {equal}. Other budgets differ.")
+        costs = [getattr(run.sizes, COSTS.get(equal, ""), 1) for run in panel.results]
+        lines.append(
+            f"Equal for all variants: {equal}. Other budgets differ."
+            if max(costs) <= NEARLY_EQUAL * min(costs)
+            else f"Not equal, though matched: {equal}, of {min(costs):,} to {max(costs):,}."
+        )
     elif len(sizes) > 1:
         lines.append(
             f"Not at an equal budget: variants have {min(sizes):,} to {max(sizes):,} parameters."

@@ -22,6 +22,7 @@ from attnlab.lab.result import VERSION
 from attnlab.lab.spec import specs_of
 from attnlab.lab.workdir import add_specs, specs_in
 from attnlab.models import FFN, ModelConfig, num_parameters
+from attnlab.models.budget import budget_cost
 
 TRAIN = train_config(6, every=3, curve_windows=4)
 
@@ -62,6 +63,19 @@ def test_parameters_are_equal_where_they_are_matched(swept):
     counts = [run.sizes.parameters for run in swept[2]]
     assert counts[:2] == [base, base]
     assert max(counts) - base < 2 * 8 * 2 + 2  # less than one more unit in each of two layers
+
+
+@pytest.mark.parametrize("match", [lab.Match("parameters"), lab.Match("flops"), "parameters"])
+def test_a_budget_is_that_of_the_base_whatever_varies(match):
+    model = ModelConfig(width=16, num_layers=2, vocab_size=256, ffn=FFN(width=500))
+    base, values = lab.Experiment(model=model), {"model.num_layers": [1, 3], "layout": ["wide"]}
+    if isinstance(match, str):
+        specs = lab.product(base, seeds=[0], match=match, **values)
+    else:
+        specs = specs_of(base, lab.grid(**values), [0], match)
+    budget = specs[0].config.matched
+    costs = [budget_cost(spec.config.model, budget, base.train.length) for spec in specs]
+    assert costs == pytest.approx([budget_cost(model, budget, base.train.length)] * 2, rel=0.01)
 
 
 def test_specs_and_results_survive_json(swept):
@@ -292,6 +306,12 @@ def test_other_layouts_have_the_biases_of_the_base(biases, expected):
         (lambda b: lab.RunSpec("a/b", b), "folder"),
         (lambda b: lab.RunSpec("a", b, seed=2**32), "seed.* not 4294967296"),
         (lambda b: lab.with_values(b, {"model.fnn": FFN()}), "'fnn'.* ffn"),
+        (lambda b: lab.product(b, model=[3]), r"cannot be 3.* model\.kind"),
+        (lambda b: lab.product(b, train=["adam"]), r"cannot be 'adam'.* train\.steps"),
+        (lambda b: lab.product(b, data=[None]), r"cannot be None.* data\.path"),
+        (lambda b: lab.product(b, callbacks=["heads"]), "callbacks must be a tuple"),
+        (lambda b: lab.product(b, start=[3]), "start must be of type str"),
+        (lambda b: lab.product(b, start=["", "/nowhere"]), "/nowhere"),
         (lambda b: lab.with_values(b, {"task": "masked_lm"}), r"model\.kind"),
         (lambda b: lab.with_values(b, {"init": "no_such_module:make"}), "no_such_module"),
         (lambda b: lab.with_values(b, {"init": "attnlab.names:lokup"}), "lokup"),

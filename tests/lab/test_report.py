@@ -3,8 +3,10 @@
 import csv
 import dataclasses
 import io
+import itertools
 import os
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -96,6 +98,7 @@ def test_baselines_units_and_variants_that_diverged():
     assert conclusions(in_percent(runs)) == {("wide", "standard", ""): "worse"}
     gone = made({"layout": "x"}, 0, None)
     assert conclusions([*runs, gone], baseline={"layout": "x"}) == {}
+    assert conclusions([gone, *runs]) == {}  # the first one, not the first that is left
     assert "Every run diverged" in texts(answers(panel([gone])))
     crossed = [*noisy(CROSSED, [0, 1])[:-2], made(dict(list(CROSSED)[-1]), 0, None)]
     assert all(over == "" for *_, over in conclusions(crossed))  # not every combination
@@ -125,6 +128,9 @@ def test_the_answer_has_the_numbers_of_its_row():
     [answer] = answers(panel(noisy(means, range(6))))  # many are counted
     counts = re.findall(r"(\d+) (better|worse|inconclusive)", answer.lead)
     assert counts == [("1", "better"), ("4", "worse"), ("2", "inconclusive")]
+    pairs = [({"v": f"v{a}"}, {"v": f"v{b}"}) for a, b in ((1, 0), (4, 1), (4, 2), (4, 3), (5, 1))]
+    [answer] = answers(panel(noisy(means, range(6)), pairs=tuple(pairs)))
+    assert "Better: v1 against v0. Worse: v4 against v3; " in answer.text
 
 
 def test_a_sign_that_depends_on_another_tag_is_in_the_conclusion():
@@ -151,12 +157,17 @@ def test_warnings_stand_above_the_conclusion(tmp_path):
     elsewhere = [on_text(r, tmp_path / "a") if r.spec.tags["layout"] == "wide" else r for r in runs]
     digests = [dataclasses.replace(r, data=lab.result.DataInfo(sha256=str(i)))
                for i, r in enumerate(runs)]  # fmt: skip
+    copies = [
+        dataclasses.replace(on_text(run, tmp_path / name), data=lab.result.DataInfo(sha256="one"))
+        for name in "ab" for run in runs
+    ]  # fmt: skip
     python = dataclasses.replace(runs[0].provenance, environment={"python": "3.12", "jax": "0"})
     for some, word in (
         (found, "wide diverged with seed 2"),
         (found, "(unigram): x."),
         (elsewhere, "path differ"),
         (digests, "digests differ"),
+        (copies, "digests are equal"),
         ([dataclasses.replace(runs[0], provenance=python), *runs[1:]], "python is 3.12 or 3.11"),
     ):
         assert word in texts(warnings(panel(some)))
@@ -284,12 +295,32 @@ def test_budgets_have_measured_seconds_beside_flops():
     row = budget_table(panel(pairs)).frame.iloc[1]
     assert float(row["seconds per step"]) == 0.256  # rows of two texts
     assert float(row["training FLOPs"]) == pytest.approx(3 * 5200 * 40 * 8 * 16, rel=5e-3)
-    for budget, count in (("", 1), ("parameters", 0)):  # were they made equal?
-        lines = limits(panel(runs, matched=budget))
-        assert sum("1,000 to 1,300" in line for line in lines) == count
+    nearly = [made({"v": n}, 0, 2.0, parameters=n) for n in (1000, 1001)]  # were they made equal?
+    for some, budget, word in (
+        (runs, "", "Not at an equal budget: variants have 1,000 to 1,300"),
+        (runs, "parameters", "Not equal, though matched: parameters, of 1,000 to 1,300"),
+        (runs, "flops", "flops, of 4,000 to 5,200"),
+        (runs, "hours", "Equal for all variants: hours"),
+        (nearly, "parameters", "Equal for all variants: parameters"),
+    ):
+        assert word in " ".join(limits(panel(some, matched=budget)))
     values = {"matched": "flops"}  # as `lab.product(..., match="flops")` leaves it in every run
     runs = [made({"layout": name}, 0, 2.5, values=values) for name in ("standard", "wide")]
     assert read_panels([lab.Results(runs)])[0].about.matched == "flops"
+
+
+def test_learning_rates_are_compared_on_each_text(tmp_path):
+    """Those of a variant are all in its budget."""
+    rates = {"a": 0.003, "b": 0.012}
+
+    def run(variant, text, rate):
+        values = {"train.optimizer.learning_rate": rate}
+        return on_text(made({"v": variant}, 0, 2.0, values=values), tmp_path / text)
+
+    runs = [run(v, text, rate) for text, rate in rates.items() for v in (1, 2, 3)]
+    assert budget_table(panel(runs)).frame["learning rate"].tolist() == ["0.003, 0.012"] * 3
+    assert "rates differ" not in " ".join(limits(panel(runs)))
+    assert "rates differ" in " ".join(limits(panel([*runs[:-1], run(3, "b", 0.1)])))
 
 
 def test_equivalence_needs_a_margin():
@@ -298,6 +329,8 @@ def test_equivalence_needs_a_margin():
     assert list(conclusions(runs, margin=0.05).values()) == ["equivalent"]
     [table] = comparison_table(panel(runs, margin=0.05))
     assert "p outside margin" in table.frame
+    [some] = make_page([panel(runs, margin=0.05)]).blocks(Figures)
+    assert "inconclusive" not in some.figures[0].caption
 
 
 def test_seeds_that_were_added_are_judged_at_any_time():
@@ -324,6 +357,13 @@ def test_seeds_that_are_new_since_a_report_was_written_are_marked(tmp_path):
     lab.report(lab.Results(noisy(TWO, range(3))), tmp_path / "first.html")
     other = lab.report(lab.Results(noisy(TWO, range(5))), tmp_path / "other.html")
     assert "added" not in other.read_text()  # each page has its own
+    wider = [made({"v": 1}, seed, 2.0, values={"model.ffn.width": 16}) for seed in (7, 8)]
+    lab.report([lab.Results(noisy(TWO, range(6))), lab.Results(wider)], path)
+    assert re.findall("Seeds ([0-9, ]+) were added", path.read_text()) == ["4, 5"]  # not 7, 8
+    unlike = lab.Results([on_text(run, tmp_path / "text") for run in noisy(TWO, range(5, 9))])
+    assert "added" not in lab.report(unlike, path).read_text()
+    lab.report([lab.Results(noisy(TWO, range(4))), unlike], path)
+    assert "added" not in path.read_text()
     lab.report(lab.Results(noisy(TWO, range(5))), path)
     table = (tmp_path / "tables" / "comparisons.csv").read_text()
     assert next(csv.DictReader(io.StringIO(table)))["method"] == "anytime"
@@ -412,6 +452,14 @@ def test_learning_rates_are_those_of_the_validation_part():
     assert row["rate: score"] == "0.002: 3.000, 0.004: 2.000, 0.008: 3.000"
 
 
+def test_rates_without_validation_scores_are_not_judged():
+    runs = [
+        made({"learning_rate": rate}, 0, score, values={"train.optimizer.learning_rate": rate})
+        for rate, score in ((0.003, 2.5), (3.0, None), (10.0, None), (30.0, None))
+    ]
+    assert rates_table(panel(runs)) == []
+
+
 def test_a_number_that_varies_is_an_axis():
     runs = [
         made({"layout": layout, "pairs": pairs}, seed, 2 + pairs / 10 + shift)
@@ -424,6 +472,8 @@ def test_a_number_that_varies_is_an_axis():
     for label in ("wide", "standard", "pairs", ">4<", ">8<", ">16<"):
         assert label in figure.svg
     assert over_tag_figures(panel(noisy(CROSSED, [0]))) == []
+    named = [made({"tokens/step": n}, 0, 2.0 + n) for n in (1, 2, 4)]
+    assert [figure.name for figure in over_tag_figures(panel(named))] == ["over-tokens_step"]
 
 
 def test_every_figure_and_table_is_a_file(tmp_path):
@@ -477,6 +527,18 @@ def test_several_workdirs(tmp_path):
     assert [p.title for p in read_panels([first, again])] == titles
     repeated = store(runs, tmp_path / "elsewhere" / "again")  # the same sweep on another machine
     assert len(read_panels([first, repeated])) == 2
+    later = noisy(TWO, [2, 3, 4])
+    for some, digests, count in (
+        (later, ("a", "a"), 1),
+        (later, ("a", "b"), 2),  # as the corpus of another Python
+        (elsewhere, ("a", "b"), 1),
+        (elsewhere, ("a", "a"), 2),  # a copy of the text
+    ):
+        given = [
+            lab.Results(dataclasses.replace(r, data=lab.result.DataInfo(sha256=d)) for r in part)
+            for part, d in zip((runs, some), digests, strict=True)
+        ]
+        assert len(read_panels(given)) == count
     page = make_page(read_panels([first, matched]))
     assert "Scores: matched" in {section.title for section in page.sections}
     names = {table.name for table in page.blocks(Table)}
@@ -485,6 +547,26 @@ def test_several_workdirs(tmp_path):
     [one] = read_panels([first])
     assert list(one.unfinished) == [runs[0].spec]
     assert runs[0].spec.id in texts(warnings(one))
+
+
+def test_what_several_workdirs_say_of_their_seeds_and_comparisons(tmp_path):
+    """In any order: seeds that one of them added are not planned; other margins stay apart."""
+    a, b, c = (
+        store([on_text(run, tmp_path / name) for run in noisy(TWO, range(n))], tmp_path / f"w{n}")
+        for name, n in (("a", 3), ("b", 5), ("c", 2))
+    )
+    Description(seeds_added=True, planned_seeds=(0, 1)).write(b)
+    for some in itertools.permutations([a, b, c]):
+        [one] = read_panels(some)
+        assert (one.about.seeds_added, one.about.planned_seeds) == (True, (0, 1))
+        assert "Seeds 2, 3, 4 were added" in texts(warnings(one))
+    assert read_panels([a, c])[0].about == Description()
+    for about in (
+        Description(margin=0.1),
+        Description(pairs=(({"layout": "wide"}, {"layout": "standard"}),)),
+    ):
+        about.write(c)
+        assert [len(p.results.texts) for p in read_panels([a, b, c])] == [2, 1]
 
 
 def test_the_description_and_the_command_come_from_the_workdir(tmp_path):
@@ -528,9 +610,12 @@ def test_what_cannot_be_reported(tmp_path):
         with pytest.raises(ValueError, match="held-out score"):
             call()
     workdir = store(noisy(TWO, [0]), tmp_path / "w")
-    page = tmp_path / "page.html"
+    page, other = tmp_path / "page.html", tmp_path / "other" / "page.html"
+    other.parent.mkdir()
+    other.with_name("results.csv").write_text("mine")
     for given, path, baseline, message in (
         (results, tmp_path / "page.md", {}, "page.md"),
+        (results, other, {}, "results.csv.* no report wrote"),
         (results, page, {"layout": "narrow"}, "narrow.* names 0 variants"),
         (lab.Results([]), page, {}, "no results"),
         (tmp_path / "nowhere", page, {}, "holds no sweep"),
@@ -538,6 +623,16 @@ def test_what_cannot_be_reported(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             lab.report(given, path, Description(baseline=baseline))
+    assert other.with_name("results.csv").read_text() == "mine"
+    for file in (next(workdir.glob("runs/*/result.json")), workdir / "specs.json"):
+        kept = file.read_text()
+        file.write_text(kept[:-9])
+        with pytest.raises(ValueError, match=file.name):
+            lab.load_results(workdir)
+        file.write_text(kept)
+    (workdir / "description.json").write_text('{"version": 2,')
+    with pytest.raises(ValueError, match="/w/description"):
+        lab.report(workdir, page)
 
 
 def test_heads_are_those_of_the_checkpoint(tmp_path, capsys):
@@ -556,6 +651,9 @@ def test_heads_are_those_of_the_checkpoint(tmp_path, capsys):
     page = path.read_text()
     assert re.search('<details class="card"( open)?><summary class="caption">standard, ', page)
     assert "map-0" not in lab.report(results, path).read_text()
+    shutil.rmtree(results[0].folder / "checkpoints")
+    (results[0].folder / "checkpoints").mkdir()
+    assert "map-0" not in lab.report(results, path, heads=True).read_text()
 
 
 def test_maps_and_tables_of_heads_show_their_numbers():
