@@ -9,7 +9,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -77,7 +77,7 @@ def prepare(
     of so few documents that one part has none, none is, and `TokenFiles` holds out the end. A
     tokenizer is learnt from at most 64 MB of training documents. The tokens of a document are
     followed by the token that ends it. Long texts are cut after line ends, as in `text`, and
-    tokenized on all cores. Memory: a few hundred MB, whatever the size.
+    tokenized on all cores. Memory: a few hundred MB, where texts have line ends.
 
     Args:
       paths: files, and folders that are read with all folders in them, in the order of their names.
@@ -213,10 +213,12 @@ def next_piece(file: BinaryIO | gzip.GzipFile) -> bytes:
 def _json_rows(file: Path, column: str) -> Iterator[object]:
     with _open(file) as opened:
         for number, line in enumerate(opened, 1):
+            if not line.strip():
+                continue
             try:
                 text = json.loads(line)[column]
                 str(text).encode()  # JSON may hold half of a surrogate pair
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ValueError(
                     f"{file}:{number}: no JSON object with a text in {column!r} ({error})"
                 ) from None
@@ -282,7 +284,8 @@ def _make_tokenizer(plan: PreparePlan, pieces: Callable[[], Iterator[Piece]]) ->
     for number, piece in enumerate(pieces()):
         if bucket(f"{number} {piece.document}", BUCKETS) < share * BUCKETS:
             texts[_is_held_out(piece.document, plan.heldout)].append(piece.text)
-    return make_tokenizer(plan.tokenizer, texts[False] or texts[True])
+    first = [piece.text for piece in islice(pieces(), 1)]  # of few long ones perhaps none is chosen
+    return make_tokenizer(plan.tokenizer, texts[False] or texts[True] or first)
 
 
 @dataclasses.dataclass

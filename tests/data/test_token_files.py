@@ -152,6 +152,17 @@ def test_a_tokenizer_is_learnt_from_so_many_bytes_of_text(tmp_path, monkeypatch)
     tokenizer = load_tokenizer(tmp_path / "out" / "tokenizer.json")
     learnt = [word for word in words if len(tokenizer.ids([f" {word}"])[0]) == 1]
     assert 2 < len(learnt) < 20
+    monkeypatch.setattr(sys.modules[prepare.__module__], "LEARN_BYTES", 1)  # of one, where none is
+    prepare([tmp_path / "texts"], tmp_path / "few", PreparePlan("bpe:300", heldout=0.0))
+    tokenizer = load_tokenizer(tmp_path / "few" / "tokenizer.json")
+    assert [word for word in words if len(tokenizer.ids([f" {word}"])[0]) == 1] == words[:1]
+
+
+@pytest.mark.parametrize("line", ["[]", "[" * 100_000, '{"txt": "a"}'], ids=lambda line: line[:9])
+def test_lines_that_hold_no_text_are_named(tmp_path, line):
+    (tmp_path / "rows.jsonl").write_text(f'{{"text": "a"}}\n\n{line}\n')
+    with pytest.raises(ValueError, match=r"rows\.jsonl:3: no JSON object"):
+        prepare([tmp_path / "rows.jsonl"], tmp_path / "out")
 
 
 def test_tables_and_json_lines(tmp_path):
@@ -164,7 +175,7 @@ def test_tables_and_json_lines(tmp_path):
     table = datasets.Dataset.from_list(rows)
     table.save_to_disk(tmp_path / "arrow")
     table.to_parquet(tmp_path / "rows.parquet")
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) + "\n" for row in rows))
     for name in ("arrow", "rows.parquet", "rows.jsonl"):
         index = prepare([tmp_path / name], tmp_path / f"out {name}", PreparePlan(heldout=0.0))
         assert index.documents == (400, 0)
