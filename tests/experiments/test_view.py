@@ -176,7 +176,7 @@ def test_two_texts_for_an_encoder_decoder(run, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (["a" * 25], "max_len 24"),
+        (["a" * 25], "1 to 24"),
         ([[3, 256]], "256"),
         ([[3, -1]], "-1"),
         (["", "a"], "one text"),
