@@ -2,6 +2,7 @@
 read: a word of a's depends on the word of A's."""
 
 import csv
+import dataclasses
 import gzip
 
 import jax
@@ -133,7 +134,7 @@ def test_only_what_can_be_read_whole_is_read():
     split = lambda text: (np.arange(len(text)), np.array([(i, i + 1) for i in range(len(text))]))
     opened = type("Opened", (), {"config": MODEL, "split": staticmethod(split)})
     assert len(syntax.readable(opened, trees)) == 3
-    opened.config = type("Config", (), {"max_len": max(sizes) - 1})
+    opened.config = dataclasses.replace(MODEL, max_len=max(sizes) - 1)
     assert [tree.text for tree, _ in syntax.readable(opened, trees)] == [
         tree.text for tree, size in zip(trees, sizes, strict=True) if size < max(sizes)
     ]
