@@ -1,7 +1,9 @@
 """Nested fields, as JSON has them: by their paths, and what differs between several."""
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -9,6 +11,15 @@ JSON: TypeAlias = dict[str, Any]
 """A JSON object; whoever reads a value checks it."""
 SHOWN = 3
 """Differences that an error lists."""
+
+
+@contextlib.contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """A ValueError about what a file holds names the file."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def flatten(fields: Mapping[str, object], prefix: str = "") -> dict[str, object]:

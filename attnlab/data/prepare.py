@@ -105,8 +105,8 @@ def prepare(
     if (out / INDEX).exists():
         raise ValueError(f"{out} exists and is prepared already; delete it, or name another folder")
     names = {path.name for path in out.glob("[!.]*")}
-    others = {name for name in names if not SHARD.fullmatch(name)}
-    if others - {FILE} or others == names != set():  # a tokenizer is written after the shards
+    shards = {name for name in names if SHARD.fullmatch(name)}
+    if others := names - shards - ({FILE} if shards else set()):  # the tokenizer comes after them
         raise ValueError(f"{out} holds other files, such as {min(others)}; name a new folder")
     roots = [(file, root) for root in paths for file in _files(root)]
     each = chain(*(file.rglob("*") if file.is_dir() else [file] for file, _ in roots))
@@ -284,8 +284,10 @@ def _make_tokenizer(plan: PreparePlan, pieces: Callable[[], Iterator[Piece]]) ->
     for number, piece in enumerate(pieces()):
         if bucket(f"{number} {piece.document}", BUCKETS) < share * BUCKETS:
             texts[_is_held_out(piece.document, plan.heldout)].append(piece.text)
-    first = [piece.text for piece in islice(pieces(), 1)]  # of few long ones perhaps none is chosen
-    return make_tokenizer(plan.tokenizer, texts[False] or texts[True] or first)
+    chosen = texts[False] or texts[True]
+    if not chosen:  # as may be of a few long ones
+        chosen = [piece.text for piece in islice(pieces(), 1)]
+    return make_tokenizer(plan.tokenizer, chosen)
 
 
 @dataclasses.dataclass

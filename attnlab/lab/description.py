@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from attnlab.atomic import write_atomic
 from attnlab.fields import Spec, bounded, check_field
 from attnlab.lab.spec import Tag
-from attnlab.nested import JSON
+from attnlab.nested import JSON, naming_file
 
 FILE = "description.json"
 """In the workdir of a sweep. It may change while the runs stay."""
@@ -135,10 +135,8 @@ def read_description(workdir: Path, given: Description | None = None) -> Descrip
     """
     path, found = workdir / FILE, Description()
     if path.exists():
-        try:
+        with naming_file(path):
             found = Description.from_json(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
     if given and found.seeds_added:
         return dataclasses.replace(given, seeds_added=True, planned_seeds=found.planned_seeds)
     return given or found

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from attnlab.atomic import write_atomic
 from attnlab.data import Dataset
 from attnlab.lab.spec import RunSpec
-from attnlab.nested import JSON
+from attnlab.nested import JSON, naming_file
 from attnlab.training.objectives import Objective
 
 VERSION = 4
@@ -240,10 +240,8 @@ def read_result(folder: Path, spec: RunSpec | None = None) -> RunResult | None:
     tags of `spec`, which may be new. Raises ValueError, with the path, for a file that is none."""
     if not (path := folder / FILE).exists():
         return None
-    try:
+    with naming_file(path):
         found = RunResult.from_json(path.read_text(encoding="utf-8"), spec)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
     if spec and spec.digest == found.spec.digest:
         found = dataclasses.replace(found, spec=dataclasses.replace(found.spec, tags=spec.tags))
     return dataclasses.replace(found, folder=folder)

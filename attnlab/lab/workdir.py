@@ -40,7 +40,7 @@ from attnlab.lab.result import RunResult, data_info, read_result
 from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
 from attnlab.load import IMPORTS, RUNS, SPEC, SPECS
 from attnlab.models import ModelConfig, num_parameters
-from attnlab.nested import JSON, SHOWN, differences, field_path
+from attnlab.nested import JSON, SHOWN, differences, field_path, naming_file
 from attnlab.training import sharding
 from attnlab.training.checkpoint import check_longer
 from attnlab.training.config import TrainConfig
@@ -174,13 +174,16 @@ def run_folder(workdir: Path, spec: RunSpec) -> Path:
     return workdir / RUNS / spec.id
 
 
+def saved_steps(folder: Path) -> list[int]:
+    """The steps of the checkpoints of a run."""
+    return [int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit()]
+
+
 def specs_in(workdir: Path) -> dict[str, RunSpec]:
     """The specs of a workdir by their ids. Raises ValueError, with the path, for a damaged file."""
     path = workdir / SPECS
-    try:
+    with naming_file(path):
         found = read_specs(path.read_text(encoding="utf-8")) if path.exists() else ()
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
     return {spec.id: spec for spec in found}
 
 
@@ -230,8 +233,7 @@ def check_goes_on(folder: Path, there: JSON, here: JSON) -> int:
     before = there["config"]["train"]["steps"]
     train = TrainConfig.from_dict(here["config"]["train"])
     if [row[0] for row in changed] == ["config.train.steps"] and before < train.steps:
-        steps = [int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit()]
-        check_longer(folder, before, train, max(steps, default=0))
+        check_longer(folder, before, train, max(saved_steps(folder), default=0))
         return int(before)
     changed.sort(key=lambda row: row[0].startswith("source.facts"))  # they follow from the rest
     rows = [f"  {field_path(name)}: there {a!r}, here {b!r}" for name, a, b in changed[:SHOWN]]

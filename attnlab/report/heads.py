@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from attnlab.extras import extra
 from attnlab.interpret.statistics import head_statistics
 from attnlab.lab.result import RunResult
+from attnlab.lab.workdir import saved_steps
 from attnlab.load import LoadedModel, ModelInput, open_run
 from attnlab.models import Sampling
 from attnlab.report.page import Block, Figure, Figures, Paragraph, Section, Table, Text, draw
@@ -101,7 +102,7 @@ def heads_sections(panel: Panel, end: str = "") -> list[Section]:
     samples: list[Block] = []
     for i, variant in enumerate(list(panel.scores)[:MOST_VARIANTS]):
         scored = (run for run in panel.results.variants[variant] if run.scores.heldout)
-        run = next(filter(_has_checkpoint, scored), None)
+        run = next((run for run in scored if run.folder and saved_steps(run.folder)), None)
         if run is None or run.folder is None:
             continue
         title = f"{panel.results.labels[variant]}, seed {run.spec.seed}"
@@ -123,12 +124,6 @@ def heads_sections(panel: Panel, end: str = "") -> list[Section]:
         for title, text, blocks in found
         if blocks
     ]
-
-
-def _has_checkpoint(run: RunResult) -> bool:
-    if run.folder is None:
-        return False
-    return any(path.name.isdigit() for path in (run.folder / "checkpoints").glob("*"))
 
 
 def look(run: RunResult, folder: Path) -> tuple[Heads | None, str]:

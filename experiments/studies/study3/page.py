@@ -38,7 +38,7 @@ from experiments.studies.study3.parts import (
     WIDE_INVERSE,
     WIDE_RESET,
 )
-from experiments.studies.study3.positions import complete_positions, part_a
+from experiments.studies.study3.positions import complete_groups, complete_positions, part_a
 from experiments.studies.study3.spec import KINDS, Variant, cache_numbers
 
 
@@ -394,7 +394,7 @@ FIGURES: dict[str, tuple[str, Callable[[pd.DataFrame], Figure]]] = {
     "A": (
         "positions.svg",
         lambda table: figures.positions_figure(
-            first_seeds(table), {64: POINTS[64]}, complete_positions(table)
+            first_seeds(table), {64: POINTS[64]}, complete_positions(complete_groups(table))
         ),
     ),
     "D": (

@@ -40,9 +40,9 @@ def part_a(table: pd.DataFrame, left: int = 0) -> str:
     p_values = corrected(tests)
     table = first_seeds(table)
     cost, first, said = first_test(table)
-    positions = complete_positions(table)
-    costs = {NAMES[name]: compare(table, "", "", *cost_of_four(name)).found for name in positions}
-    stated = "; ".join(f"{interval(found)} with {name}" for name, found in costs.items())
+    positions = complete_positions(complete)
+    costs = cost | {p: compare(table, "", "", *cost_of_four(p)) for p in positions[2:]}
+    stated = "; ".join(f"{interval(one.found)} with {NAMES[p]}" for p, one in costs.items())
     waiting = f"{WAITING[complete]} not run: {left} judged runs are missing. " if left else ""
     title, best, widths = "What heads of 4 cost, by positions", "", ""
     variants = [cell.variant for cell in PARTS["A"][0].cells]
@@ -82,9 +82,9 @@ def complete_groups(table: pd.DataFrame) -> int:
     return next((n for n, one in enumerate(groups) if missing([one], table)), len(groups))
 
 
-def complete_positions(table: pd.DataFrame) -> tuple[str, ...]:
-    """Those whose heads of all widths have been judged, once A2 can be read."""
-    return ("rotary", "t5", "half")[: 3 if complete_groups(table) == len(PARTS["A"]) else 2]
+def complete_positions(complete: int) -> tuple[str, ...]:
+    """Those whose heads of all widths are in so many groups, once A2 can be read."""
+    return ("rotary", "t5", "half")[: 3 if complete == len(PARTS["A"]) else 2]
 
 
 class FirstTest(NamedTuple):
