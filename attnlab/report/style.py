@@ -60,12 +60,14 @@ def new_figure(
     """A figure outside of pyplot's global state, and its axes [rows][columns]; `themed`: for
     `themed_svg`, transparent and all in `INK`."""
     with extra("plot"):
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
 
     text, line = (INK, INK) if themed else (FOREGROUND, GRID)
     background = "none" if themed else BACKGROUND
     figure = Figure(figsize=(width, height), layout="constrained", facecolor=background)
-    grid = figure.subplots(rows, columns, squeeze=False)
+    with rc_context({"text.color": text, "axes.labelcolor": text}):  # titles at all places, too
+        grid = figure.subplots(rows, columns, squeeze=False)
     axes: Axes
     for axes in grid.flat:
         axes.set_facecolor("none")
@@ -74,8 +76,6 @@ def new_figure(
         axes.tick_params(which="both", labelcolor=text, color=line, labelsize=FONT_SIZE)
         axes.grid(color=line, linewidth=0.6, alpha=0.2 if themed else None)
         axes.set_axisbelow("line" if themed else True)
-        for label in (axes.xaxis.label, axes.yaxis.label, axes.title):
-            label.set_color(text)
     return figure, grid.tolist()
 
 

@@ -22,7 +22,7 @@ from attnlab.report import Panel, make_page, read_panels
 from attnlab.report.figures import Curve, curves_figures, learning_curves, over_tag_figures
 from attnlab.report.heads import Heads, attention_map, statistics_table
 from attnlab.report.page import Facts, Figures, Paragraph, Table, to_markdown
-from attnlab.report.style import style
+from attnlab.report.style import new_axes, style, themed_svg
 from attnlab.report.tables import budget_table, comparison_table, rates_table, scores_table
 from attnlab.report.words import answers, expectations, limits, warnings
 
@@ -474,6 +474,15 @@ def test_a_number_that_varies_is_an_axis():
     assert over_tag_figures(panel(noisy(CROSSED, [0]))) == []
     named = [made({"tokens/step": n}, 0, 2.0 + n) for n in (1, 2, 4)]
     assert [figure.name for figure in over_tag_figures(panel(named))] == ["over-tokens_step"]
+
+
+def test_all_text_of_a_themed_figure_follows_the_theme():
+    figure, [axes] = new_axes(1)
+    for place in ("left", "center", "right"):
+        axes.set_title(f"title at {place}", loc=place)
+    axes.set(xlabel="steps", ylabel="loss")
+    written = re.findall("<text[^>]*>[^<]*", themed_svg(figure, "titles"))
+    assert len(written) > 5 and all("fill: currentColor" in text for text in written)
 
 
 def test_every_figure_and_table_is_a_file(tmp_path):
