@@ -1,21 +1,19 @@
 """Published models in small: a config, tensors, inputs and what the peer gave for them."""
 
 import json
+from pathlib import Path
 
 import numpy as np
-from conftest import ROOT
 
 from attnlab import pretrained
 from attnlab.heads import Standard
 from attnlab.models import FFN, ModelConfig
 from attnlab.pretrained.tensors import write_file
 
-TORCH = sorted((ROOT / "tests" / "pretrained" / "golden" / "torch").glob("*.npz"))
-GOLDEN = sorted((ROOT / "tests" / "pretrained" / "golden").glob("*.npz"))
+FOLDER = Path(__file__).parent / "golden"
+TORCH, GOLDEN = (sorted(folder.glob("*.npz")) for folder in (FOLDER / "torch", FOLDER))
 # The plainest of each family.
-FAMILIES = {
-    name: ROOT / "tests" / "pretrained" / "golden" / f"{name}.npz" for name in pretrained.FAMILIES
-}
+FAMILIES = {name: FOLDER / f"{name}.npz" for name in pretrained.FAMILIES}
 SOME_FAMILIES = list(FAMILIES)[::4]
 """Those that the default run tests where a test of all takes long."""
 SMALL = ModelConfig(
@@ -27,7 +25,7 @@ SMALL = ModelConfig(
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Family -> attributes that change what is computed, as they are not supported.
 ATTRIBUTES = {
-    "bert": {"is_decoder": True, "position_embedding_type": "relative_key"},
+    "bert": {"is_decoder": True, "is_causal": True, "position_embedding_type": "relative_key"},
     "albert": {"gap_size": 2, "num_hidden_groups": 10**4, "num_hidden_layers": 10**5},
     "roberta": {"add_cross_attention": True},
     "gpt2": {"scale_attn_by_inverse_layer_idx": 2, "hidden_size": 24, "n_layer": 10**5},
@@ -38,7 +36,7 @@ ATTRIBUTES = {
     | {"sliding_window": None},
     "gpt_neox": {"rotary_pct": 0.9, "is_causal": False},
     "llama": {"partial_rotary_factor": 0.5, "rope_theta": 77.0, "is_causal": False}
-    | {"sliding_window": 4},
+    | {"sliding_window": 4, "layer_types": [SLIDING] * 2},
     "mistral": {"layer_types": [FULL] * 2},
     "ministral": {"layer_types": [FULL], "sliding_window": None},
     "ministral3": {"sliding_window": 0.5},
@@ -50,7 +48,7 @@ ATTRIBUTES = {
     "qwen2_moe": {"layer_types": [SLIDING] * 2},
     "gpt_oss": {"swiglu_alpha": 1.0},
     "xlm-roberta": {"position_embedding_type": "relative_key"},
-    "camembert": {"is_decoder": True},
+    **{name: {"is_decoder": True} for name in ("camembert", "roberta-prelayernorm")},
     "gemma": {"hidden_activation": "relu", "use_bidirectional_attention": True},
     "gemma2": {"attn_logit_softcapping": 0.0},
     "starcoder2": {"norm_type": "rms_norm"},
@@ -59,18 +57,13 @@ ATTRIBUTES = {
     "bloom": {"n_embed": 7, "apply_residual_connection_post_layernorm": True},
     "mbart": {"num_hidden_layers": 4},
     "pegasus": {"num_hidden_layers": 1},
-    "olmo": {"clip_qkv": 8.0},
-    "olmo3": {"layer_types": ["chunked_attention"]},
+    **{name: {"clip_qkv": 8.0} for name in ("olmo", "olmoe")},
+    **{name: {"layer_types": ["chunked_attention"]} for name in ("olmo3", "cohere2", "exaone4")},
     "falcon": {"alibi": True, "num_ln_in_parallel_attn": 2},
     "glm": {"partial_rotary_factor": 2.0},
     "gptj": {"rotary_dim": 99},
     "smollm3": {"no_rope_layers": [1], "layer_types": [SLIDING] * 4},
-    "cohere2": {"layer_types": ["chunked_attention"]},
-    "olmoe": {"clip_qkv": 8.0},
-    "exaone4": {"layer_types": ["chunked_attention"]},
-    "roberta-prelayernorm": {"is_decoder": True},
-    "umt5": {"feed_forward_proj": "gated-mish", "is_gated_act": False},
-    "mt5": {"feed_forward_proj": "gated-mish", "is_gated_act": False},
+    **{n: {"feed_forward_proj": "gated-mish", "is_gated_act": False} for n in ("mt5", "umt5")},
     "mpnet": {"relative_attention_num_buckets": 8, "is_decoder": True},
     "modernbert": {"layer_types": ["chunked"]}
     | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
@@ -80,9 +73,13 @@ ATTRIBUTES = {
 }
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "attention_factor": 1.3}
-YARN |= {"original_max_position_embeddings": 16}
+LENGTH = "original_max_position_embeddings"
+YARN[LENGTH] = 16
 LINEAR = {"rope_type": "linear", "factor": 3.0}
 PLAIN = {"rope_type": "default"}
+GROWTH = {"llama_4_scaling_beta": 0.5, "rope_theta": 50.0, LENGTH: 8}
+GROWING = [rope | GROWTH for rope in (LINEAR, YARN, PLAIN)]
+"""Rotary words of Ministral 3, whose queries grow with their position."""
 # (family, words of config.json, words that say the same)
 SAME = [
     ("llama", {"position_embedding_type": "rope"}, {}),
@@ -98,6 +95,12 @@ SAME = [
     ("llama", {"rope_scaling": LINEAR, "rope_parameters": LINEAR | {"rope_theta": 9.0},
                "rope_theta": 9.0},
      {"rope_parameters": LINEAR | {"rope_theta": 9.0}}),
+    # The length of training beside the rotary words counts: Phi-3 writes it there.
+    *((family, {"rope_parameters": rope, LENGTH: 64}, {"rope_parameters": rope | {LENGTH: 64}})
+      for family, rope in (("llama", YARN), ("qwen3", YARN), ("ministral3", GROWING[1]))),
+    # Queries that grow, as before transformers 5.
+    *(("ministral3", {"rope_parameters": None, "rope_scaling": rope}, {"rope_parameters": rope})
+      for rope in GROWING),
     ("gpt2", {"is_decoder": True}, {}),
     ("deepseek_v3", {"num_mtp_layers": 2}, {}),
     ("bert", {"is_causal": False}, {}),
@@ -149,6 +152,16 @@ def golden_folder(folder, family, words=(), tensors=()):
     """The folder of a family with these words in its config.json, and these tensors."""
     config, held, _, _ = split(FAMILIES[family])
     return write(folder, config | dict(words), held | dict(tensors))
+
+
+def said(folder, file="config.json"):
+    return json.loads((folder / file).read_text())
+
+
+def saved(folder, model, params, **options):
+    """config.json as `save` writes it."""
+    pretrained.save(folder, model, params, **options)
+    return said(folder)
 
 
 def close(got, expected):

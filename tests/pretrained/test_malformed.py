@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import deep
-from goldens import ATTRIBUTES, FAMILIES, SOME_FAMILIES, golden_folder, split, write
+from goldens import ATTRIBUTES, FAMILIES, FULL, SLIDING, SOME_FAMILIES, golden_folder, split, write
 
 from attnlab import pretrained
-from attnlab.pretrained.tensors import write_file
+from attnlab.pretrained.tensors import INDEX, write_file
 
 HUGE = [10**9, 2**31 - 1, 10**10, 10**30]
 ODD = [-1, 0, True, 1.5, math.nan, math.inf, -math.inf, "x", None, [], {}, [[]], *HUGE]
@@ -72,12 +72,10 @@ WORDS = [
     ("llama", {"quantization_config": QUANTIZED}, "model.dequantize()"),
     ("llama", {"compression_config": QUANTIZED}, "model.dequantize()"),
     ("llama", rope("su3", factor=4.0), "rope_type = 'su3' is not supported"),
-    ("llama", rope("yarn_smooth", factor=2.0, beta_fast=32, beta_slow=1),
-     "rope_type = 'yarn_smooth' is not supported"),
+    ("llama", rope("yarn_smooth", factor=2.0), "rope_type = 'yarn_smooth' is not supported"),
     ("llama", rope("longrope", short_factor="x"), "short_factor = 'x' of the rotary"),
     ("llama", rope("longrope", short_factor=[1.0]), "rope_type 'longrope' needs long_factor"),
-    ("llama", rope("longrope", short_factor=[1.0], long_factor=[1.0, 2.0]),
-     "long_factor = [1.0, 2.0] has 2 numbers, short_factor 1"),
+    ("llama", rope("longrope", short_factor=[1], long_factor=[1, 2]), "long_factor = [1, 2] has 2"),
     ("llama", rope("longrope", short_factor=[1.0], long_factor=[2.0]), "longrope needs 2 of each"),
     ("llama", rope("yarn", factor=2.0, truncate=1), "truncate = 1 of the rotary"),
     ("llama", rope("yarn", factor=2.0, mscale=0), "mscale = 0 of the rotary"),
@@ -88,8 +86,7 @@ WORDS = [
     ("llama", rope("default", mscale=2), "mscale = 2 of the rotary positions"),
     ("llama", rope("llama3", factor=2, low_freq_factor=4, high_freq_factor=1),
      "low_freq_factor must be less than high_freq_factor"),
-    ("llama", rope("default", partial_rotary_factor=0.5),
-     "partial_rotary_factor = 0.5 is not supported in this"),
+    ("llama", rope("default", partial_rotary_factor=0.5), "partial_rotary_factor = 0.5 is not"),
     # What versions of transformers read differently.
     ("cohere", NO_ROPE, "rope_parameters has no rope_theta"),
     ("olmo3", NO_ROPE, "rope_parameters has no rope_theta"),
@@ -98,8 +95,7 @@ WORDS = [
     ("modernbert", {"rope_scaling": rope("linear", factor=2.0)}, "rope_scaling = {'rope_param"),
     ("gemma3_text", {"rope_parameters": {"full_attention": YARN}}, "truncate = False"),
     ("gemma3_text", NO_ROPE | {"rope_scaling": YARN}, "truncate = False"),
-    ("gemma3_text", NO_ROPE | {"rope_scaling": {"type": "linear", "factor": 3.0}},
-     "needs rope_type"),
+    ("gemma3_text", NO_ROPE | {"rope_scaling": {"type": "linear"}}, "needs rope_type"),
     *((family, rope("linear", factor=3.0, rope_theta=77.0)
        | {"rope_scaling": {"type": "linear", "factor": 3.0}},
        "rope_parameters.rope_theta = 77.0 is not read beside rope_scaling")
@@ -107,8 +103,11 @@ WORDS = [
     ("phi3", rope("linear", factor=2.0), "rope_type = 'linear' is not supported"),
     ("llama", rope("linear", factor=2.0, note=1), "note = 1 of the rotary positions (rope_ty"),
     ("llama", rope("linear", factor=2.0, note=1), "delete it from config.json"),
-    ("llama", {"layer_types": ["sliding_attention"] * 2}, "layer_types = "),
-    ("bert", {"is_causal": True}, "is_causal = True"),
+    *(("mistral", {"sliding_window": window, "layer_types": [one, other]}, f"only '{one}' for")
+      for window, one, other in ((3, SLIDING, FULL), (None, FULL, SLIDING))),
+    *((family, {"layer_types": None, "sliding_window_pattern": pattern},
+       f"sliding_window_pattern = {pattern!r} needs layer_types")
+      for family in ("exaone4", "cohere2", "gemma3_text") for pattern in ("LLLG", None, 0)),
     ("bloom", {"slow_but_exact": True, "pretraining_tp": 3}, "slow_but_exact = True is supported"),
 ]  # fmt: skip
 """(family, words of its config.json, what the message has)"""
@@ -130,9 +129,8 @@ def test_words_that_change_what_is_computed(family, tmp_path):
     config, tensors, _, _ = split(FAMILIES[family])
     rows = [(words, part) for one, words, part in WORDS if one == family]
     for one in pretrained.FAMILIES[family].attributes:
-        rows += [
-            ({one.name: a}, f"config.json: {one.name} = {a!r}") for a in wrong_values(one, config)
-        ]
+        wrong = wrong_values(one, config)
+        rows += [({one.name: a}, f"config.json: {one.name} = {a!r}") for a in wrong]
     folder = write(tmp_path / "folder", config, tensors)
     for words, part in rows:
         (folder / "config.json").write_text(json.dumps(config | words))
@@ -157,12 +155,10 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "file", ["config.json", "model.safetensors.index.json", "generation_config.json"]
-)
+@pytest.mark.parametrize("file", ["config.json", INDEX, "generation_config.json"])
 def test_files_that_are_no_json(file, tmp_path):
     folder = golden_folder(tmp_path / "folder", "gpt2")
-    if "index" in file:
+    if file == INDEX:
         (folder / "model.safetensors").unlink()
     for text, part in FILES:
         (folder / file).write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -177,20 +173,19 @@ def test_several_files_with_an_index(tmp_path):
     (folder / "notes").mkdir()
     for i in range(2):
         write_file(folder / f"part-{i}.safetensors", {name: tensors[name] for name in names[i::2]})
-    path = folder / "model.safetensors.index.json"
 
     def load(places):
-        path.write_text(json.dumps({"weight_map": places}))
+        (folder / INDEX).write_text(json.dumps({"weight_map": places}))
         return pretrained.load(folder)[1]
 
     index = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(names)}
     jax.tree.map(np.testing.assert_array_equal, whole, load(index))
-    wrong = index | {names[0]: "part-1.safetensors"}
+    wrong = index | {names[0]: index[names[1]]}
     refused(lambda: load(wrong), f"disagree about the tensor '{names[0]}'")
     for name in ["..", ".", "", "notes", "/", "a/b", "a\0b", "s" * 5000, "\ud800", 7, None, ["a"],
                  {}, "../whole/model.safetensors"]:  # fmt: skip
-        refused(lambda: load(index | {names[0]: name}), path.name, repr(name)[:20])  # noqa: B023
-        refused(lambda: load([] if name else name), path.name, "weight_map")  # noqa: B023
+        refused(lambda: load(index | {names[0]: name}), INDEX, repr(name)[:20])  # noqa: B023
+        refused(lambda: load([] if name else name), INDEX, "weight_map")  # noqa: B023
 
 
 def test_the_name_of_a_folder(tmp_path, monkeypatch):
@@ -235,19 +230,12 @@ def test_a_tensor_that_is_missing_or_of_a_wrong_shape_is_named(family, tmp_path)
         assert f"asks for {a.shape}" in message
 
 
-NAME = "transformer.h.0.ln_1.bias"
+NAME, PACKED = "transformer.h.0.ln_1.bias", "transformer.h.1.attn.c_attn.weight"
 
 
-def weight(dtype, value):
-    bad = np.zeros(12, dtype)
-    bad[5] = value
-    return {NAME: bad}
-
-
-def packed():
-    name = "transformer.h.1.attn.c_attn.weight"
-    bad = np.array(split(FAMILIES["gpt2"])[1][name])
-    bad[3, -1] = np.nan
+def weight(dtype, value, name=NAME):
+    bad = split(FAMILIES["gpt2"])[1][name].astype(dtype)
+    bad.flat[-1] = value
     return {name: bad}
 
 
@@ -266,7 +254,7 @@ NONFINITE = [
     (weight(np.float32, math.nan), ["h.0.ln_1.bias", "nan"]),
     (weight(np.float32, -math.inf), ["h.0.ln_1.bias", "-inf"]),
     (weight(jnp.bfloat16, math.nan), ["h.0.ln_1.bias", "nan"]),
-    (packed(), ["h.1.attn.c_attn.weight", "nan"]),  # one that lies beside others
+    (weight(np.float32, math.nan, PACKED), ["h.1.attn.c_attn.weight", "nan"]),
 ]
 
 

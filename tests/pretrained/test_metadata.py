@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from goldens import FAMILIES, golden_folder, split, write
+from goldens import FAMILIES, golden_folder, said, saved, split, write
 
 from attnlab import pretrained
 from attnlab.models import ModelConfig, OutputHead, from_dict, from_json, to_json
@@ -24,19 +24,18 @@ KEPT = {
 }
 
 
-def said(folder, file="config.json"):
-    return json.loads((folder / file).read_text())
-
-
 def load(tmp_path, family="llama", words=TOKENS):
     return pretrained.load(golden_folder(tmp_path / "theirs", family, words))
+
+
+def changed(model, **fields):
+    return dataclasses.replace(model.config, **fields).build()
 
 
 @pytest.mark.parametrize(("family", "words"), KEPT.items())
 def test_words_are_kept(family, words, tmp_path):
     """Ids of special tokens and names of classes."""
-    pretrained.save(tmp_path / "ours", *load(tmp_path, family, words))
-    found = said(tmp_path / "ours")
+    found = saved(tmp_path / "ours", *load(tmp_path, family, words))
     assert {name: found[name] for name in words} == words
     assert found["model_type"] == family
 
@@ -52,10 +51,9 @@ def test_names_and_number_of_the_classes_of_another_classifier(words, tmp_path):
     """They are not kept for a model with 5."""
     model, params = load(tmp_path, "gpt2", words)
     head = OutputHead(kind="none", pooler="last", num_classes=5, classifier_bias=False)
-    other = dataclasses.replace(model.config, output=head).build()
+    other = changed(model, output=head)
     params = params | {"classifier": np.ones((model.config.width, 5), np.float32)}
-    pretrained.save(tmp_path / "ours", other, params)
-    found = said(tmp_path / "ours")
+    found = saved(tmp_path / "ours", other, params)
     assert len(found["id2label"]) == len(found["label2id"]) == 5
     assert not {"num_labels", "problem_type"} & set(found)
     assert pretrained.load_config(tmp_path / "ours") == other.config
@@ -65,10 +63,9 @@ def test_the_head_of_next_sentences_keeps_its_name(tmp_path):
     config, tensors, _, _ = split(FAMILIES["bert"])
     tensors = {n: a for n, a in tensors.items() if not n.startswith("cls.predictions.")}
     words = {"architectures": ["BertForNextSentencePrediction"]}
-    pretrained.save(
-        tmp_path / "ours", *pretrained.load(write(tmp_path / "theirs", config | words, tensors))
-    )
-    assert said(tmp_path / "ours")["architectures"] == words["architectures"]
+    theirs = write(tmp_path / "theirs", config | words, tensors)
+    found = saved(tmp_path / "ours", *pretrained.load(theirs))
+    assert found["architectures"] == words["architectures"]
     assert set(read_file(tmp_path / "ours" / "model.safetensors")) == set(tensors)
 
 
@@ -78,12 +75,11 @@ def test_ids_without_a_word_in_config_json(tmp_path):
     config, tensors, _, _ = split(FAMILIES["llama"])
     config = {n: a for n, a in config.items() if not n.endswith("_token_id")}
     model, params = pretrained.load(write(tmp_path / "theirs", config, tensors))
-    new = dataclasses.replace(model.config, metadata="").build()
+    new = changed(model, metadata="")
     for one, family, ids in (
         (model, "llama", [1, 2]), (model, "mistral", [1, 2]), (new, "llama", [None, None]),
     ):  # fmt: skip
-        pretrained.save(tmp_path / "ours", one, params, family=family)
-        found = said(tmp_path / "ours")
+        found = saved(tmp_path / "ours", one, params, family=family)
         assert [found[f"{n}_token_id"] for n in ("bos", "eos")] == ids
         assert "pad_token_id" not in found
 
@@ -96,17 +92,14 @@ def test_generation_config(tmp_path):
     pretrained.save(tmp_path / "ours", model, params)
     assert said(tmp_path / "ours", "generation_config.json") == generation
     # That of another model would be read beside a model without one.
-    plain = dataclasses.replace(model.config, metadata="").build()
-    pretrained.save(tmp_path / "ours", plain, params)
+    pretrained.save(tmp_path / "ours", changed(model, metadata=""), params)
     assert not (tmp_path / "ours" / "generation_config.json").exists()
 
 
 def test_another_model_type_where_the_first_cannot_write_the_model(tmp_path):
     model, params = load(tmp_path)
     attention = dataclasses.replace(model.config.attention, window=4)
-    wider = dataclasses.replace(model.config, attention=attention).build()
-    pretrained.save(tmp_path / "ours", wider, params)
-    found = said(tmp_path / "ours")
+    found = saved(tmp_path / "ours", changed(model, attention=attention), params)
     assert found["model_type"] != "llama"
     assert found["eos_token_id"] == TOKENS["eos_token_id"]
 
@@ -128,6 +121,5 @@ def test_metadata_is_kept_in_json_and_changes_no_comparison(tmp_path):
 @pytest.mark.parametrize("text", ["x", "[1]", "3"])
 def test_metadata_that_are_something_else(text, tmp_path):
     model, params = load(tmp_path)
-    wrong = dataclasses.replace(model.config, metadata=text).build()
     with pytest.raises(ValueError, match="metadata must be JSON"):
-        pretrained.save(tmp_path / "ours", wrong, params)
+        pretrained.save(tmp_path / "ours", changed(model, metadata=text), params)

@@ -3,9 +3,7 @@
 import contextlib
 import ctypes
 import dataclasses
-import functools
 import itertools
-import json
 import os
 import resource
 import shutil
@@ -16,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
-from goldens import SMALL
+from goldens import SMALL, said, saved
+from random_models import random_params
 
 from attnlab import pretrained
 from attnlab.models import Norm
@@ -25,12 +24,6 @@ from attnlab.pretrained.tensors import read_file
 
 OTHER = dataclasses.replace(SMALL, norm=Norm(eps=0.05))
 WRITES = {os: ("mkdir", "rename", "replace", "link", "symlink", "open", "fsync"), ctypes: ("CDLL",)}
-
-
-@functools.cache
-def params_of(config, seed=0):
-    tokens = jnp.zeros((1, 2), jnp.int32)
-    return jax.tree.map(np.asarray, config.build().init(jax.random.key(seed), tokens)["params"])
 
 
 def content(folder):
@@ -47,7 +40,7 @@ def content(folder):
 
 def filled(folder):
     """A saved model, with files that are not attnlab's."""
-    pretrained.save(folder, SMALL.build(), params_of(SMALL))
+    pretrained.save(folder, SMALL.build(), random_params(SMALL))
     folder.chmod(0o750)
     (folder / "tokenizer.json").write_text("{}")
     (folder / "notes").mkdir()
@@ -88,7 +81,7 @@ def system(request, monkeypatch):
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_failure_at_any_step_leaves_the_old_folder_or_none(error, exists, system, tmp_path):
     """And a kill, where two folders can be exchanged."""
-    model, old, params = tmp_path / "model", params_of(SMALL), params_of(OTHER, seed=1)
+    model, old, params = tmp_path / "model", random_params(SMALL), random_params(OTHER, seed=2)
     before = filled(model) if exists else {}
     for step in itertools.count(1):
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(error):
@@ -121,7 +114,7 @@ def test_a_failure_at_any_step_leaves_the_old_folder_or_none(error, exists, syst
 @pytest.mark.parametrize("size", [0, 100, 5000])
 def test_a_full_disk_leaves_the_old_folder(size, tmp_path):
     """No file may become larger than `size` bytes: config.json or the weights cannot be written."""
-    before, params = filled(tmp_path / "model"), params_of(OTHER, seed=1)
+    before, params = filled(tmp_path / "model"), random_params(OTHER, seed=2)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -137,10 +130,10 @@ def test_the_working_directory_and_a_link_are_saved_into(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     (tmp_path / "link").symlink_to("model")
     monkeypatch.chdir(tmp_path / "model")
-    pretrained.save(".", SMALL.build(), params_of(SMALL))
+    pretrained.save(".", SMALL.build(), random_params(SMALL))
     assert sorted(os.listdir(".")) == ["config.json", "model.safetensors"]
     monkeypatch.chdir(tmp_path)
-    pretrained.save("link", OTHER.build(), params_of(OTHER))
+    pretrained.save("link", OTHER.build(), random_params(OTHER))
     assert (tmp_path / "link").is_symlink()
     assert pretrained.load_config(tmp_path / "model").norm.eps == 0.05
 
@@ -166,7 +159,7 @@ WRONG = [
 def test_params_of_another_model_are_refused(path, leaf, message, tmp_path):
     """Before anything is written."""
     before = filled(tmp_path / "model")
-    wrong = changed(params_of(OTHER), path, leaf)
+    wrong = changed(random_params(OTHER), path, leaf)
     for folder in ("model", "absent"):
         with pytest.raises(ValueError, match=message):
             pretrained.save(tmp_path / folder, OTHER.build(), wrong)
@@ -174,22 +167,21 @@ def test_params_of_another_model_are_refused(path, leaf, message, tmp_path):
         with pytest.raises((TypeError, ValueError), match="params"):
             pretrained.save(tmp_path / "absent", OTHER.build(), params)
     with pytest.raises(ValueError, match="is a file; pass a folder"):
-        pretrained.save(tmp_path / "model" / "tokenizer.json", OTHER.build(), params_of(OTHER))
+        pretrained.save(tmp_path / "model" / "tokenizer.json", OTHER.build(), random_params(OTHER))
     assert content(tmp_path / "model") == before
     assert os.listdir(tmp_path) == ["model"]
 
 
 def test_each_tensor_keeps_its_dtype(tmp_path):
     """config.json names one that holds all, in which transformers loads them."""
-    params = jax.tree.map(np.array, params_of(SMALL))
-    for part, names in (("ffn", ("up", "down")), ("attention", ("v",))):
-        for name in names:
-            params["layers"][part][name] = params["layers"][part][name].astype(jnp.bfloat16)
+    params = random_params(SMALL)
+    for sublayer, name in (("ffn", "up"), ("ffn", "down"), ("attention", "v")):
+        weights = params["layers"][sublayer]
+        weights[name] = weights[name].astype(jnp.bfloat16)
     half = jax.tree.map(lambda a: a.astype(jnp.float16), params)
     for given, dtype in ((params, "float32"), (half, "float16")):
-        pretrained.save(tmp_path / "model", SMALL.build(), given)
-        said = json.loads((tmp_path / "model" / "config.json").read_text())
-        assert said["dtype"] == dtype
+        found = saved(tmp_path / "model", SMALL.build(), given)
+        assert (found["model_type"], found["dtype"]) == ("gpt2", dtype)
         again = pretrained.load(tmp_path / "model")[1]
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.astype(b.dtype), b), given, again)
         stored = read_file(tmp_path / "model" / "model.safetensors")
@@ -202,23 +194,22 @@ def test_each_tensor_keeps_its_dtype(tmp_path):
 
 def test_weights_in_several_files(tmp_path):
     """Sharded in and out, bit-equal; a later save leaves no file that would be read instead."""
-    params = params_of(SMALL)
-    for bytes_, files in ((2000, "several"), (10**9, "one"), (1, "one tensor each")):
-        pretrained.save(tmp_path, SMALL.build(), params, max_shard_bytes=bytes_)
-        weights = sorted(tmp_path.glob("*.safetensors"))
+    params = random_params(SMALL)
+    for most, several in ((2000, True), (10**9, False), (1, True)):  # 1: each tensor alone
+        pretrained.save(tmp_path, SMALL.build(), params, max_shard_bytes=most)
         again = pretrained.load(tmp_path)[1]
-        assert jax.tree.all(jax.tree.map(np.array_equal, params, again)), files
-        tensors = [name for path in weights for name in read_file(path)]
+        assert jax.tree.all(jax.tree.map(np.array_equal, params, again)), most
+        files = {path.name: read_file(path) for path in tmp_path.glob("*.safetensors")}
+        tensors = [name for held in files.values() for name in held]
         assert len(tensors) == len(set(tensors))
-        if files == "one":
-            assert [path.name for path in weights] == ["model.safetensors"]
-            assert not (tmp_path / "model.safetensors.index.json").exists()
-        else:
-            assert not (tmp_path / "model.safetensors").exists()
-            index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-            assert set(index["weight_map"]) == set(tensors)
-            sizes = [sum(a.nbytes for a in read_file(path).values()) for path in weights]
-            assert index["metadata"]["total_size"] == sum(sizes)
-            alone = [len(read_file(path)) == 1 for path in weights]
-            assert all(size <= bytes_ or one for size, one in zip(sizes, alone, strict=True))
-            assert len(weights) > 1
+        assert (tmp_path / "model.safetensors.index.json").exists() == several
+        if not several:
+            assert [*files] == ["model.safetensors"]
+            continue
+        assert len(files) > 1
+        assert "model.safetensors" not in files
+        index = said(tmp_path, "model.safetensors.index.json")
+        assert set(index["weight_map"]) == set(tensors)
+        sizes = {name: sum(a.nbytes for a in held.values()) for name, held in files.items()}
+        assert index["metadata"]["total_size"] == sum(sizes.values())
+        assert all(size <= most or len(files[name]) == 1 for name, size in sizes.items())

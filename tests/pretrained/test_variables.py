@@ -67,7 +67,7 @@ def test_modules_of_torch(path):
         close(tap.captured["probs"], expected["probs"])
 
 
-def former(kind, output=True, at=""):
+def former(kind, output=True):
     """The variables of one attention of `former`."""
     c = E // N
     shape = {"Wide": (N * E, E), "Narrow": (c, c)}.get(kind, (E, E))
@@ -79,7 +79,7 @@ def former(kind, output=True, at=""):
     if output:
         w["unifyheads.weight"] = draw(E, N * E if kind == "Wide" else E)
         w["unifyheads.bias"] = draw(E)
-    return {at + name: a for name, a in w.items()}
+    return w
 
 
 def former_attention(kind, w, x, scale=None, hidden=None):
@@ -94,9 +94,8 @@ def former_attention(kind, w, x, scale=None, hidden=None):
     else:
         q, k, v = (split_up(linear(w, name, x)) for name in names)
     if "qln.weight" in w:
-        q, k = (
-            layer_norm(a, w[f"{n}ln.weight"], w[f"{n}ln.bias"]) for n, a in (("q", q), ("k", k))
-        )
+        q = layer_norm(q, w["qln.weight"], w["qln.bias"])
+        k = layer_norm(k, w["kln.weight"], w["kln.bias"])
     heads = attend(q, k, v, scale or q.shape[-1] ** -0.5, hidden)
     return linear(w, "unifyheads", heads) if "unifyheads.weight" in w else heads
 
@@ -267,7 +266,6 @@ def test_summae(encoder_heads):
     names |= {n: f"{name}/kernel" for n, name in ours.items()}
     names |= {"up": "ffn/dense", "down": "ffn/dense_1"}
     w = graph_variables(names, dict.fromkeys("qkvo", (E, E)), True)
-    assert len(w) == 2 * 12 + 18 + 4
     table, target = draw(11, E), np.array([[7, 8, 2], [8, 1, 10]])
     x = timed(table[SOURCE] * (SOURCE != 0)[..., None])
     y = timed(np.concatenate([np.zeros((2, 1, E)), table[target]], axis=1))

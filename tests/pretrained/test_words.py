@@ -1,13 +1,15 @@
-"""Words of config.json that no computation reads are let pass with a warning."""
+"""What words of config.json say; those that no computation reads are let pass with a warning."""
 
+import math
+import operator
 import warnings
 
 import pytest
-from goldens import FULL, GOLDEN, SAME, SLIDING, golden_folder, split, write
+from goldens import FULL, GROWING, LENGTH, SAME, SLIDING, golden_folder
 
 from attnlab import pretrained
+from attnlab.pretrained.fields import Source
 
-[CLASSES] = [path for path in GOLDEN if path.stem == "llama-classes"]
 CODE = dict(AutoConfig="configuration_x.XConfig", AutoModelForCausalLM="modeling_x.XForCausalLM")
 HUB = {
     # family: (words of folders on the hub which transformers passes over, those it reads)
@@ -62,44 +64,75 @@ def test_words_that_change_nothing(family, words, others, tmp_path):
     assert warned(golden_folder(tmp_path / "words", family, words)) == (plain, [])
 
 
-@pytest.mark.parametrize(("window", "one", "other"), [(3, SLIDING, FULL), (None, FULL, SLIDING)])
-def test_layer_types_of_a_family_with_one_window(window, one, other, tmp_path):
-    words = {"sliding_window": window, "layer_types": [one] * 2}
-    found = pretrained.load_config(golden_folder(tmp_path / "a", "mistral", words))
-    assert found.attention.window == (window and window - 1)
-    folder = golden_folder(tmp_path / "b", "mistral", words | {"layer_types": [one, other]})
-    with pytest.raises(ValueError, match=rf"layer_types = .* only '{one}' for every layer"):
-        pretrained.load_config(folder)
+BY_FACTORS = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+YARN = {"rope_type": "yarn", "rope_theta": 50.0, LENGTH: 8}
+OF_ALL = YARN | {"mscale_all_dim": 1.0, "factor": 40.0}
+WHOLE = 0.1 * math.log(40.0) + 1
 
 
-@pytest.mark.parametrize("pattern", ["LLLG", None, 0])
-def test_a_pattern_of_layers_is_needed_without_layer_types(pattern, tmp_path):
-    words = {"layer_types": None, "sliding_window_pattern": pattern}
-    for family in ("exaone4", "cohere2", "gemma3_text"):
-        folder = golden_folder(tmp_path / family, family, words)
-        with pytest.raises(ValueError, match=r"sliding_window_pattern = .* needs layer_types"):
-            pretrained.load_config(folder)
+def drops(*places, rate=0.5):
+    return {"dropout.places": places, "dropout.rate": rate, "dropout.embedding_rate": rate}
 
 
-def test_a_number_of_classes_without_their_names(tmp_path):
-    config, tensors, _, expected = split(CLASSES)
-    count = expected["logits"].shape[-1]
-    assert count != 2
-    named = pretrained.load(write(tmp_path / "named", config, tensors))
-    plain = {n: a for n, a in config.items() if n not in ("id2label", "label2id")}
-    found = pretrained.load(write(tmp_path / "plain", plain | {"num_labels": count}, tensors))
-    assert found[0].config.output == named[0].config.output
+READ = [
+    # family, words of config.json, path in the config or word that is written -> its value
+    ("roberta", {"pad_token_id": 0}, {"positions.pad_token": 0}),
+    ("roberta", {"pad_token_id": 4}, {"positions.pad_token": 4}),
+    ("mpnet", {"pad_token_id": 4}, {"positions.pad_token": 1}),  # transformers has no choice of it
+    # Also where their share of a head, times its width, is rounded below them.
+    ("gptj", {"n_embd": 88, "n_head": 2, "rotary_dim": 30}, {"rotary_size": 30, "rotary_dim": 30}),
+    ("gptj", {"n_embd": 264, "n_head": 3, "rotary_dim": 60}, {"rotary_size": 60, "rotary_dim": 60}),
+    ("gptj", {"n_embd": 392, "n_head": 4, "rotary_dim": 2}, {"rotary_size": 2, "rotary_dim": 2}),
+    # What is written is above 0, for a window of the token itself as well.
+    ("modernbert", {"local_attention": 1}, {"local_attention": 1}),
+    ("mistral", {"sliding_window": 3, "layer_types": [SLIDING] * 32}, {"attention.window": 2}),
+    ("mistral", {"sliding_window": None, "layer_types": [FULL] * 32}, {"attention.window": None}),
+    # Where no word beside `rope_parameters` says the length of training, Phi-3 has its own.
+    *(("phi3", {"rope_parameters": BY_FACTORS | {LENGTH: 8}} | said,
+       {"positions.scaling": f"longrope:{length}" + ",1" * 48 + ",2" * 48})
+      for said, length in (({}, 4096), ({LENGTH: 16}, 16))),
+    # YaRN scales scores and rotated numbers, and scores of layers with rotary positions alone.
+    *(("deepseek_v3", {"rope_parameters": OF_ALL | {"mscale": weight}, "num_hidden_layers": 2},
+       {"positions.scale": pytest.approx(scale), "attention.layer_scales": (WHOLE**2,) * 2})
+      for weight, scale in ((1.0, 1.0), (0.7, (0.07 * math.log(40.0) + 1) / WHOLE))),
+    ("smollm3", {"rope_parameters": YARN | {"attention_factor": 1.5}, "num_hidden_layers": 4},
+     {"attention.layer_scales": (2.25, 2.25, 2.25, 1.0)}),
+    *(("ministral3", {"rope_parameters": rope}, {"attention.position_scale": (0.5, 8)})
+      for rope in GROWING),
+    # What config.json of the first releases calls "gelu", and no file that is written, is tanh's.
+    *(("gemma", {"hidden_act": "gelu"} | more,
+       {"ffn.activation": "gated_gelu_tanh", "hidden_act": "gelu_new"})
+      for more in ({}, {"hidden_activation": "gelu_new"})),
+    ("gemma", {"hidden_act": "gelu_python"},
+     {"ffn.activation": "gated_gelu", "hidden_act": "gelu_python"}),
+    # A bare model says the usual one of a head which somebody adds to it in transformers.
+    ("modernbert", {"classifier_activation": "relu"},
+     {"output.transform": None, "classifier_activation": "gelu"}),
+    # Dropout is where transformers applies it.
+    ("opt", {"dropout": 0.5}, drops("attention", "ffn")),
+    ("bloom", {"hidden_dropout": 0.5}, drops("attention", "ffn")),
+    ("falcon", {"hidden_dropout": 0.5}, drops("attention", "ffn")),
+    ("phi3", {"embd_pdrop": 0.5}, drops("attention", "ffn", rate=0.0)),
+    ("stablelm", {"hidden_dropout": 0.5}, drops("ffn")),
+    ("dinov2", {"hidden_dropout_prob": 0.5}, drops("embeddings")),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["linear", "yarn", "default"])
-def test_queries_that_grow_beside_any_rotary_words(kind, tmp_path):
-    """In the words of transformers before 5, too; what is written says the same."""
-    words = {"rope_type": kind, "llama_4_scaling_beta": 0.5, "rope_theta": 50.0}
-    words |= {"original_max_position_embeddings": 8}
-    words |= {} if kind == "default" else {"factor": 4.0}
-    read = lambda **given: pretrained.load_config(golden_folder(tmp_path, "ministral3", given))
-    today = read(rope_parameters=words)
-    assert today.attention.position_scale == (0.5, 8)
-    assert read(rope_parameters=None, rope_scaling=words) == today
-    written = pretrained.FAMILIES["ministral3"].write(today)
-    assert read(rope_parameters=written["rope_parameters"]) == today
+@pytest.mark.parametrize(("family", "words", "expected"), READ)
+def test_words_that_set_fields(family, words, expected):
+    """And what is written says the same."""
+    family = pretrained.FAMILIES[family]
+    config = family.read(words)[1]
+    written = family.write(config)
+    assert family.read(written)[1] == config
+    for name, value in expected.items():
+        found = written[name] if name in written else operator.attrgetter(name)(config)
+        assert found == value, name
+
+
+def test_a_number_of_classes_without_their_names():
+    family, source = pretrained.FAMILIES["llama"], Source("LlamaForSequenceClassification")
+    named = {"id2label": {str(i): f"a kind of {i}" for i in range(3)}}
+    found = [family.read(words, source)[1] for words in ({"num_labels": 3}, named)]
+    assert found[0] == found[1]
+    assert found[0].output.num_classes == 3

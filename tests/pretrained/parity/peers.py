@@ -43,10 +43,8 @@ DEEPSEEK_MOE = DEEPSEEK | dict(n_routed_experts=8, n_group=4, topk_group=2, num_
 DEEPSEEK_MOE |= dict(moe_intermediate_size=20, first_k_dense_replace=1)
 GEMMA = LLAMA | dict(head_dim=10, query_pre_attn_scalar=7, sliding_window=4, rms_norm_eps=0.05)
 GEMMA |= dict(num_hidden_layers=3, layer_types=[*LOCAL, "full_attention", *LOCAL])
-ROPES = dict(
-    full_attention=dict(rope_type="linear", factor=2.5, rope_theta=50.0),
-    sliding_attention=dict(rope_type="default", rope_theta=20.0),
-)
+LINEAR = dict(rope_type="linear", factor=2.5, rope_theta=50.0)
+ROPES = dict(full_attention=LINEAR, sliding_attention=dict(rope_type="default", rope_theta=20.0))
 SCALED = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=3.0)
 SCALED |= dict(original_max_position_embeddings=16, rope_theta=100.0)
 
@@ -65,7 +63,7 @@ OLMO = {name: a for name, a in LLAMA.items() if name != "rms_norm_eps"}
 FALCON = {name: a for name, a in BERT.items() if name != "intermediate_size"}
 
 PLAIN = dict(rope_type="default", rope_theta=50.0)
-YARN = dict(rope_type="yarn", factor=4.0, rope_theta=50.0, beta_fast=4.0)
+YARN = PLAIN | dict(rope_type="yarn", factor=4.0, beta_fast=4.0)
 YARN |= dict(original_max_position_embeddings=16)
 
 LONG = dict(rope_type="longrope", rope_theta=50.0, original_max_position_embeddings=8)
@@ -122,15 +120,13 @@ PEERS = {
         head_dim=6, num_key_value_heads=4, hidden_act="gelu_new", rms_norm_eps=0.05,
         attention_bias=True, mlp_bias=True, tie_word_embeddings=True, rope_parameters=SCALED),
     "llama-bare-linear": peer(tr.LlamaModel, LLAMA,
-        num_key_value_heads=1, num_hidden_layers=3,
-        rope_parameters=dict(rope_type="linear", factor=2.5, rope_theta=50.0)),
+        num_key_value_heads=1, num_hidden_layers=3, rope_parameters=LINEAR),
     "mistral": peer(tr.MistralForCausalLM, LLAMA, head_dim=10, sliding_window=4),
     "qwen3": peer(tr.Qwen3ForCausalLM, LLAMA,
         head_dim=10, rms_norm_eps=0.05, tie_word_embeddings=True),
     "qwen3-mixed-biases": peer(tr.Qwen3ForCausalLM, LLAMA,
         head_dim=10, use_sliding_window=True, sliding_window=4, num_hidden_layers=4,
-        attention_bias=True,
-        layer_types=[*LOCAL, "full_attention", *LOCAL, *LOCAL]),
+        attention_bias=True, layer_types=[*LOCAL, "full_attention", *LOCAL, *LOCAL]),
     "qwen2": peer(tr.Qwen2ForCausalLM, LLAMA,
         use_sliding_window=True, sliding_window=4, max_window_layers=1, tie_word_embeddings=True),
     "ministral": peer(tr.MinistralForCausalLM, LLAMA,
@@ -140,8 +136,7 @@ PEERS = {
             mscale_all_dim=1.0, original_max_position_embeddings=3)),
     "ministral3-window-untied": peer(tr.Ministral3ForCausalLM, LLAMA,
         num_key_value_heads=4, sliding_window=4, tie_word_embeddings=False,
-        rope_parameters=dict(rope_type="default", rope_theta=50.0, llama_4_scaling_beta=0.2,
-            original_max_position_embeddings=4)),
+        rope_parameters=PLAIN | dict(llama_4_scaling_beta=0.2, original_max_position_embeddings=4)),
     "gemma3_text": peer(tr.Gemma3ForCausalLM, GEMMA),
     "gemma3_text-untied-linear-biases": peer(tr.Gemma3ForCausalLM, GEMMA,
         num_hidden_layers=7, layer_types=[*LOCAL, *LOCAL, "full_attention"] * 2 + LOCAL,

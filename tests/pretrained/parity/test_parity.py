@@ -12,10 +12,9 @@ import pytest
 
 pytestmark = pytest.mark.parity
 
-from goldens import close  # noqa: E402
+from goldens import close, said  # noqa: E402
 
 from attnlab import pretrained  # noqa: E402
-from attnlab.pretrained import tensors as files  # noqa: E402
 
 NAMES = re.findall(r'^    "(.+?)": peer\(', Path(__file__).with_name("peers.py").read_text(), re.M)
 
@@ -52,7 +51,6 @@ def test_outputs_layer_by_layer(peer):
 def test_round_trip(peer, tmp_path):
     """load, save, load in transformers: bit-equal, nothing missing, nothing unused."""
     import torch
-    from safetensors.numpy import load_file
 
     name, theirs, folder = peer
     model, params = pretrained.load(folder)
@@ -70,12 +68,6 @@ def test_round_trip(peer, tmp_path):
     unused = "cls.predictions.bias" if name == "bert-untied-gelu_new" else ""
     for key, tensor in before.items():
         assert torch.equal(tensor, after[key]) or key == unused, key
-    ours, original = (load_file(f / "model.safetensors") for f in (tmp_path / "ours", folder))
-    mine = files.read_file(tmp_path / "ours" / "model.safetensors")
-    for key, a in ours.items():
-        np.testing.assert_array_equal(a, mine[key])
-    for key, a in files.read_file(folder / "model.safetensors").items():
-        np.testing.assert_array_equal(a, original[key])
 
 
 IDS = "bos eos pad sep cls mask unk decoder_start forced_bos forced_eos".split()  # noqa: SIM905
@@ -94,13 +86,11 @@ def test_ids_of_special_tokens(family, generation, tmp_path):
     theirs = peers.make(family)
     theirs.save_pretrained(tmp_path / "theirs")
     (tmp_path / "theirs" / "generation_config.json").unlink(missing_ok=True)
-    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
     ids = {f"{name}_token_id": 11 + i for i, name in enumerate(IDS)} | {"eos_token_id": [5, 6]}
-    if family == "xlm-roberta":  # no word: the reader's own
-        ids = {}
     known = [field.name for field in dataclasses.fields(theirs.config)]
-    ids = {name: i for name, i in ids.items() if name in known}
-    (tmp_path / "theirs" / "config.json").write_text(json.dumps(config | ids))
+    kept = known if family != "xlm-roberta" else ()  # no word: the reader's own
+    config = said(tmp_path / "theirs") | {name: i for name, i in ids.items() if name in kept}
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(config))
     if generation:
         more = json.dumps({"eos_token_id": [5, 6, 7], "top_k": 9, "pad_token_id": 8})
         (tmp_path / "theirs" / "generation_config.json").write_text(more)
@@ -112,8 +102,8 @@ def test_ids_of_special_tokens(family, generation, tmp_path):
     assert [getattr(after, n) for n in names] == [getattr(before, n) for n in names]
     if hasattr(type(theirs), "generate"):
         read = [type(theirs).from_pretrained(tmp_path / f) for f in ("theirs", "ours")]
-        said = [one.generation_config.to_diff_dict() for one in read]
-        assert said[0] == said[1]
+        settings = [one.generation_config.to_diff_dict() for one in read]
+        assert settings[0] == settings[1]
     new = dataclasses.replace(model.config, metadata="").build()
     pretrained.save(tmp_path / "new", new, params, family=family)
     fresh = type(theirs).from_pretrained(tmp_path / "new").config
@@ -123,7 +113,7 @@ def test_ids_of_special_tokens(family, generation, tmp_path):
         assert all(getattr(fresh, n) is None for n in names if n not in kept)
 
 
-def test_what_config_json_leaves_out(tmp_path):
+def test_what_config_json_leaves_out():
     """Defaults are those of transformers, or refused where its versions differ."""
     import peers
 
@@ -151,25 +141,21 @@ STEPPED = [
 ]
 
 
-@pytest.mark.parametrize("name", STEPPED)
-def test_step_by_step(name, tmp_path):
+@pytest.mark.parametrize("peer", STEPPED, indirect=True)
+def test_step_by_step(peer):
     """Token by token with a cache, longer than a window: to 1e-3 of the spread of the logits."""
     import jax
     import peers
-    import torch
 
-    theirs = peers.make(name)
-    theirs.save_pretrained(tmp_path)
-    model, params = pretrained.load(tmp_path)
+    _, theirs, folder = peer
+    model, params = pretrained.load(folder)
     ids = np.random.default_rng(5).integers(5, 97, (2, 12))
-    source, options = np.random.default_rng(6).integers(5, 97, (2, 9)), {}
-    with torch.no_grad():
-        if model.config.kind == "encoder_decoder":
-            said = theirs(torch.from_numpy(source), decoder_input_ids=torch.from_numpy(ids))
-            options = {"source": source}
-        else:
-            said = theirs(torch.from_numpy(ids))
-    expected = (said.logits if hasattr(said, "logits") else said.last_hidden_state).numpy()
+    given, options = {"input_ids": ids}, {}
+    if model.config.kind == "encoder_decoder":
+        source = np.random.default_rng(6).integers(5, 97, (2, 9))
+        given, options = {"input_ids": source, "decoder_input_ids": ids}, {"source": source}
+    found = peers.outputs(theirs, given)
+    expected = found["logits"] if "logits" in found else found["last_hidden_state"]
     step, cache, got = jax.jit(model.apply), model.config.init_cache(2, 12), []
     for i in range(12):
         outputs = step({"params": params}, ids[:, i : i + 1], cache=cache, **options)

@@ -29,16 +29,32 @@ def test_the_table_is_that_of_this_version():
     assert words.table() == written
 
 
+def stored(family, folder):
+    """(config.json of a peer, config.json -> what it computes then, its inputs)"""
+    import peers
+
+    theirs, given = peers.make(family), peers.inputs(family)
+    theirs.save_pretrained(folder)
+
+    def outputs(config):
+        (folder / "config.json").write_text(json.dumps(config))
+        loaded = type(theirs).from_pretrained(folder, attn_implementation="eager").eval()
+        return peers.outputs(loaded, given)
+
+    return json.loads((folder / "config.json").read_text()), outputs, given
+
+
+def check_equal(got, expected):
+    assert set(got) == set(expected)
+    for name, a in expected.items():
+        np.testing.assert_array_equal(got[name], a, name)
+
+
 @pytest.mark.parametrize("family", pretrained.FAMILIES)
 def test_words_outside_the_table_change_nothing(family, tmp_path):
     """All that any other family reads and this one does not, with several values each."""
-    import peers
-
-    theirs = peers.make(family)
-    theirs.save_pretrained(tmp_path)
-    given = peers.inputs(family)
-    config = json.loads((tmp_path / "config.json").read_text())
-    expected = peers.outputs(theirs, given)
+    config, outputs, _ = stored(family, tmp_path)
+    expected, plain = outputs(config), pretrained.load_config(tmp_path)
     every = set(OWN).union(*(attributes.known_words(other) for other in pretrained.FAMILIES))
     one = pretrained.FAMILIES[family]
     fixed = {a.name for a in one.attributes} | set(attributes.FIXED)
@@ -47,57 +63,19 @@ def test_words_outside_the_table_change_nothing(family, tmp_path):
     assert len(others) > 100
     for shift in range(3):
         words = {n: VALUES[(i + shift) % len(VALUES)] for i, n in enumerate(others)}
-        (tmp_path / "config.json").write_text(json.dumps(words | config))
-        loaded = type(theirs).from_pretrained(tmp_path, attn_implementation="eager").eval()
-        got = peers.outputs(loaded, given)
-        assert set(got) == set(expected)
-        for name, a in expected.items():
-            np.testing.assert_array_equal(got[name], a, name)
-    (tmp_path / "config.json").write_text(json.dumps(words | config))
+        check_equal(outputs(words | config), expected)
     with pytest.warns(UserWarning, match="ignored") as caught:
-        found = pretrained.load_config(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(config))
+        assert pretrained.load_config(tmp_path) == plain
     assert len(caught) == 1
-    assert found == pretrained.load_config(tmp_path)
 
 
 @pytest.mark.parametrize(("family", "words", "others"), SAME)
 def test_words_that_say_the_same(family, words, others, tmp_path):
     """In transformers too, and the outputs are those of our model."""
     import peer_outputs
-    import peers
 
-    theirs, given = peers.make(family), peers.inputs(family)
-    theirs.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-
-    def outputs(changes):
-        (tmp_path / "config.json").write_text(json.dumps(config | changes))
-        loaded = type(theirs).from_pretrained(tmp_path, attn_implementation="eager").eval()
-        return peers.outputs(loaded, given)
-
-    expected = outputs(others)
-    for name, a in outputs(words).items():
-        np.testing.assert_array_equal(a, expected[name], name)
+    config, outputs, given = stored(family, tmp_path)
+    expected = outputs(config | others)
+    check_equal(outputs(config | words), expected)
     seen = peer_outputs.run(*pretrained.load(tmp_path), given)
     assert peer_outputs.compare(seen, expected, close)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3", "ministral3"])
-def test_length_of_training_beside_the_rotary_words_counts(family, tmp_path):
-    """As Phi-3 writes it; the other families of transformers read it there too."""
-    import peer_outputs
-    import peers
-
-    rope = peers.YARN | ({"llama_4_scaling_beta": 0.7} if family == "ministral3" else {})
-    theirs = peers.make(family, rope_parameters=rope)
-    theirs.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["original_max_position_embeddings"] = 64
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    loaded = type(theirs).from_pretrained(tmp_path, attn_implementation="eager").eval()
-    given = peers.inputs(family)
-    expected = peers.outputs(loaded, given)
-    assert np.abs(expected["logits"] - peers.outputs(theirs, given)["logits"]).max() > 1e-3
-    seen = peer_outputs.run(*pretrained.load(tmp_path), given)
-    peer_outputs.compare(seen, expected, close)
