@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import small_data
+from commands import command
 
 from experiments import reference
-from experiments.config import ConfigFile, setup_of
+from experiments.config import ConfigFile, set_values, setup_of
 
 MODULES = {
     name.removesuffix("/study.py").removesuffix(".py").rpartition("/")[2]:
@@ -18,6 +19,13 @@ DATA = {
     "shared_encoder_decoder": "pairs", "translation": "pairs",
 }  # fmt: skip
 """Which of small_data those read that read files."""
+
+
+def succeed(module, *flags, **options):
+    """The command, which ends well."""
+    done = command(module, *flags, **options)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def everything(folder):
@@ -41,9 +49,11 @@ def config(name, preset="", folder=None):
     return found
 
 
-def planned(name, preset="", folder=None):
-    """What `experiments.sweep` reads of a config file."""
-    return setup_of(ConfigFile(Path(name), preset, MODULES[name], config(name, preset, folder)))
+def planned(name, preset="", folder=None, fields=()):
+    """What `experiments.sweep` reads of a config file; `fields` that flags set."""
+    given = config(name, preset, folder)
+    set_values(given, dict(fields))
+    return setup_of(ConfigFile(Path(name), preset, MODULES[name], given))
 
 
 def experiments(name, preset="", folder=None):

@@ -151,24 +151,20 @@ def plain(q, k, v):
 
 
 WRONG = {
-    "another scale": (lambda q, k, v: 1.01 * plain(q, k, v), "forward"),
-    "key and value swapped": (lambda q, k, v: plain(q, v, k), "forward"),
-    "another shape": (lambda q, k, v: plain(q, k, v)[:, :4], "forward"),
-    "not a number": (lambda q, k, v: jnp.nan * q, "forward"),
-    "twice the gradient of k": (
-        lambda q, k, v: plain(q, 2 * k - jax.lax.stop_gradient(k), v),
-        "with gradient",
-    ),
+    "another scale": lambda q, k, v: 1.01 * plain(q, k, v),
+    "key and value swapped": lambda q, k, v: plain(q, v, k),
+    "another shape": lambda q, k, v: plain(q, k, v)[:, :4],
+    "not a number": lambda q, k, v: jnp.nan * q,
+    "twice the gradient of k": lambda q, k, v: plain(q, 2 * k - jax.lax.stop_gradient(k), v),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_peer_is_refused(wrong):
     args = tuple(np.random.default_rng(0).standard_normal((3, 2, 5, 3, 4), np.float32))
-    call, mode = WRONG[wrong]
-    peers = {"right": lambda: Peer(plain), wrong: lambda: Peer(call)}
+    peers = {"right": lambda: Peer(plain), wrong: lambda: Peer(WRONG[wrong])}
     own = {"attnlab": dot_product_attention}
-    made = attention.entries(own, peers, args, mode, twin="right")
+    made = attention.entries(own, peers, args, "with gradient", twin="right")
     assert [e.name for e in made if e.refusal] == [wrong]
     assert [e.again for e in made] == [False, False, True, False]
 

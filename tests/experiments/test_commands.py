@@ -63,9 +63,8 @@ def test_commands_can_be_pasted(name):
         fields = []
         if file:
             assert file == "my_config.py" or (ROOT / file).is_file(), file
-            if (
-                "pretrained" in file or file == "my_config.py"
-            ):  # behind it is something of the reader's
+            # Behind these is something of the reader's.
+            if "pretrained" in file or file == "my_config.py":
                 file, words = "experiments/configs/byte_lm.py", ""
             config = importlib.import_module(file.removesuffix(".py").replace("/", "."))
             fields = [f"config.{field}" for field in flatten(config.get_config(words).to_dict())]

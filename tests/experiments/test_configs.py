@@ -1,37 +1,23 @@
 """Config files: descriptions, named models, and a tiny run of every study."""
 
 import dataclasses
-import json
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import optax
 import pytest
 import small_data
-from commands import command
-from config_files import MODULES, config, experiments, planned
+from config_files import MODULES, config, experiments, planned, succeed
 from ml_collections import ConfigDict
 
 from attnlab import lab
 from attnlab.lab.description import read_description
-from attnlab.lab.spec import specs_of
 from attnlab.lab.workdir import specs_in
 from attnlab.models import cache_bytes_per_token
 from attnlab.pretrained import PUBLISHED, published_config
 from attnlab.training import OPTIMIZERS, SCHEDULES
 from attnlab.training.loggers import read_metrics
+from experiments import config as files
 from experiments import report
-from experiments.config import (
-    ConfigFile,
-    experiment_of,
-    load,
-    parse,
-    parse_variants,
-    read,
-    set_values,
-    setup_of,
-)  # fmt: skip
 from experiments.configs import byte_lm, heads_and_sharing
 from experiments.run import run_config
 from experiments.studies.known_answers import neighbours
@@ -70,25 +56,44 @@ def test_a_description_is_of_variants_that_the_sweep_has(name, preset, tmp_path)
     assert lab.Description.from_json(about.to_json()) == about
 
 
-@pytest.mark.parametrize(
-    ("preset", "named"),
-    [("wide", "layout="), ("layout=wide,layout=narrow", "'layout'"), ("tiny=3", "'tiny'"),
-     ("layout", "'layout='"), ("layout=", "no value"), ("model=bert_bse", "'bert_base'"),
-     ("layout=wde", "'wide'"), ("data=txt", "'text'")],
-)  # fmt: skip
-def test_presets_that_there_are_not(preset, named):
+REFUSED = [
+    # config file, preset, fields, what the error names
+    ("byte_lm", "wide", {}, "layout="),
+    ("byte_lm", "layout=wide,layout=narrow", {}, "'layout'"),
+    ("byte_lm", "tiny=3", {}, "'tiny'"),
+    ("byte_lm", "layout", {}, "'layout='"),
+    ("byte_lm", "layout=", {}, "no value"),
+    ("byte_lm", "model=bert_bse", {}, "'bert_base'"),
+    ("byte_lm", "layout=wde", {}, "'wide'"),
+    ("byte_lm", "data=txt", {}, "'text'"),
+    ("byte_lm", "tiny", {"data.paht": "3"}, "no field 'data.paht'"),
+    ("byte_lm", "tiny", {"model.ffn.widht": "3"}, "no field 'model.ffn.widht'"),
+    ("byte_lm", "tiny", {"strat": "3"}, "no field 'strat'"),
+    ("byte_lm", "tiny", {"match.bugdet": "3"}, "no field 'match.bugdet'"),
+    ("byte_lm", "tiny", {"match.sharing": "albert"}, "match.budget"),  # without a budget
+    ("heads_and_sharing", "study,data=tokens", {}, "validation"),
+    ("chunks", "reviews,tuned", {}, "validation"),
+    # The variants set it, too.
+    ("heads_and_sharing", "tiny,sharing=albert", {}, "model.sharing=albert"),
+    ("reviews", "tiny,max", {}, "model.output.pooler=max"),
+    ("token_lm", "tokenizer=bytes,tiny", {}, "data.tokenizer=bytes"),
+    ("frontier_heads", "layout=wide", {}, "model.heads.layout=wide"),
+]
+
+
+@pytest.mark.parametrize(("name", "preset", "fields", "named"), REFUSED)
+def test_the_error_names_what_is_wrong(name, preset, fields, named, tmp_path):
     with pytest.raises(ValueError, match=named):
-        byte_lm.get_config(preset)
+        planned(name, preset, tmp_path, fields)
 
 
 def test_presets_are_typed():
     known = {"tiny": False, "count": 3, "share": 0.5, "scale": ("", "gpu"), "rows": ""}
-    assert parse("count=4,tiny,rows=A h=1,share=1", known) == SimpleNamespace(
-        tiny=True, count=4, share=1.0, scale="", rows="A h=1"
-    )
+    found = files.parse("count=4,tiny,rows=A h=1,share=1", known)
+    assert vars(found) == dict(tiny=True, count=4, share=1.0, scale="", rows="A h=1")
     for wrong in ("count=a", "scale=tpu"):
         with pytest.raises(ValueError, match=wrong.partition("=")[2]):
-            parse(wrong, known)
+            files.parse(wrong, known)
 
 
 EXPERIMENT = """
@@ -111,67 +116,32 @@ def test_a_config_file_may_return_an_experiment(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(EXPERIMENT)
     words = [f"--config={file}:60", "--print_only", "--seeds=3", f"--workdir={tmp_path}/x"]
-    done = command("experiments.sweep", *words)
-    assert done.returncode == 0, done.stderr
+    succeed("experiments.sweep", *words)
     specs = specs_in(tmp_path / "x").values()
     assert [(s.config.model.num_layers, s.seed) for s in specs] == [(1, 3), (2, 3)]
     assert {spec.config.train.steps for spec in specs} == {60}
     assert read_description(tmp_path / "x").question == "How deep?"
-    [varied] = setup_of(load(str(file)), parse_variants(["model.ffn.width=8"])).specs([3])
-    assert varied.config.model.ffn.width == 8
+    varied = files.parse_variants(["model.ffn.width=8"])
+    [spec] = files.setup_of(files.load(str(file)), varied).specs([3])
+    assert spec.config.model.ffn.width == 8
     with pytest.raises(ValueError, match="--vary"):
-        read(str(file), {"train.steps": "3"})
-
-
-OWN = """
-from experiments.configs import byte_lm
-
-def get_config(arg):
-    return byte_lm.get_config(arg)
-"""
+        files.read(str(file), {"train.steps": "3"})
 
 
 def test_a_config_file_that_cannot_be_called(tmp_path):
-    for name, text in (("bare", "variants = []\n"), ("mine", OWN)):
+    """It has no get_config; or one that needs a preset, and none is given."""
+    for name, text in (("bare", "variants = []\n"), ("mine", EXPERIMENT.replace('arg=""', "arg"))):
         path = tmp_path / f"{name}.py"
         path.write_text(text)
         with pytest.raises(ValueError, match="get_config"):
-            load(str(path))
-    varied = parse_variants(["model.num_layers=1,3"])
-    assert len(setup_of(load(f"{path}:tiny"), varied).specs([4])) == 2
+            files.load(str(path))
+    assert files.load(f"{path}:60").config.train.steps == 60
 
 
-def test_a_config_that_lacks_fields_or_has_others():
-    fields = byte_lm.get_config("tiny").to_dict()
-    for wrong in (fields, ConfigDict({"task": "causal_lm"})):
+def test_a_config_that_is_none():
+    for wrong in (byte_lm.get_config("tiny").to_dict(), ConfigDict({"task": "causal_lm"})):
         with pytest.raises(ValueError, match="ConfigDict"):
-            experiment_of(wrong)
-    for path in ("data.paht", "model.ffn.widht", "strat", "match.bugdet"):
-        other = byte_lm.get_config("tiny")
-        set_values(other, {path: "3"})
-        with pytest.raises(ValueError, match=f"no field '{path}'"):
-            experiment_of(other)
-    for name, preset in (("heads_and_sharing", "study,data=tokens"), ("chunks", "reviews,tuned")):
-        with pytest.raises(ValueError, match="validation"):
-            experiment_of(MODULES[name].get_config(preset))
-
-
-@pytest.mark.parametrize(
-    ("name", "preset", "fields", "named"),
-    [
-        ("heads_and_sharing", "tiny,sharing=albert", {}, "model.sharing=albert"),
-        ("reviews", "tiny,max", {}, "model.output.pooler=max"),
-        ("token_lm", "tokenizer=bytes,tiny", {}, "data.tokenizer=bytes"),
-        ("frontier_heads", "layout=wide", {}, "model.heads.layout=wide"),
-        ("byte_lm", "tiny", {"match.sharing": "albert"}, "match.budget"),
-    ],
-)
-def test_what_would_have_no_effect_is_refused(name, preset, fields, named, tmp_path):
-    """Presets that set what the variants set, and a reference without a budget."""
-    changed = config(name, preset, tmp_path)
-    set_values(changed, fields)
-    with pytest.raises(ValueError, match=named):
-        setup_of(ConfigFile(Path(name), preset, MODULES[name], changed))
+            files.experiment_of(wrong)
 
 
 def test_a_variant_with_seeds_of_its_own(tmp_path):
@@ -179,12 +149,6 @@ def test_a_variant_with_seeds_of_its_own(tmp_path):
     specs = planned("neighbours", "tiny", tmp_path).specs([3, 4])
     names = neighbours.EDGES, neighbours.DENSE
     assert [[s.seed for s in specs if s.title == name] for name in names] == [[3, 4], [0]]
-
-
-def test_two_variants_of_one_name():
-    twice = [lab.Variant({"train.steps": n}, name) for n, name in ((7, "a b"), (8, "a  b"))]
-    with pytest.raises(ValueError, match="a_b-seed0"):
-        specs_of(lab.Experiment(), twice, [0])
 
 
 @pytest.mark.parametrize("words", ["match=parameters", "match=flops"])
@@ -209,7 +173,7 @@ def test_at_equal_cache_one_wide_head_stands_for_four():
 
 @pytest.mark.parametrize("name", [*TEXT_MODELS, "transformer_base"])
 def test_published_models_by_name(name):
-    found = experiment_of(byte_lm.get_config(f"model={name}"))
+    found = files.experiment_of(byte_lm.get_config(f"model={name}"))
     expected = published_config(name)
     assert found.model.plan == expected.plan
     assert dataclasses.replace(found.model, sharing=expected.sharing) == expected
@@ -221,10 +185,9 @@ TINY = [name for name in MODULES if name not in ("pretrained", "token_lm")]
 
 def test_every_dataset_has_a_config(tmp_path):
     read = {config(name, "tiny", tmp_path).data.source for name in TINY}
-    of_byte_lm = {"tokens", "huggingface"}  # its preset data=
-    assert read - {"maxima"} | of_byte_lm == {
-        name for name in small_data.DATASETS if not name.endswith("_packed")
-    }
+    read |= {"tokens", "huggingface"}  # of byte_lm: its preset data=
+    known = {name for name in small_data.DATASETS if not name.endswith("_packed")}
+    assert read - {"maxima"} == known
 
 
 @pytest.mark.slow
@@ -240,12 +203,11 @@ def test_the_tiny_run_of_a_config_trains_and_is_reported(name, preset, tmp_path,
     variants = planned(name, preset, tmp_path).variants or [lab.Variant({})]
     short = {"train.steps": 20, "train.schedule.warmup_steps": 2, "train.log_every": 5}
     few = {"train.evaluation.windows": 16, "train.seeds": (0,)}
-    set_values(one, {**variants[-1].values, **short, **few})
+    files.set_values(one, {**variants[-1].values, **short, **few})
     [result] = run_config(one, tmp_path / "run")
     assert result.status == "complete"
     [metrics] = (tmp_path / "run").glob("runs/*/metrics.jsonl")
-    rows = [json.loads(line) for line in metrics.open()]
-    losses = [np.mean(row["train/loss"]) for row in rows if "train/loss" in row]
+    losses = [np.mean(row["train/loss"]) for row in read_metrics(metrics) if "train/loss" in row]
     assert losses[-1] < losses[0]
     assert all(np.isfinite(result.scores.heldout[metric.name]) for metric in result.task.metrics)
     report.write([tmp_path / "run"], heads=preset != "tiny")

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import command
+from config_files import succeed
 from conftest import ROOT
+from goldens import golden_folder
+from random_models import random_params
 from small_data import word_tokenizer
 
 from attnlab import pretrained
@@ -33,10 +35,7 @@ TOKENS = np.random.default_rng(0).integers(0, 300, (2, 7), np.int32)
 
 def write(folder, config=ALBERT):
     """A folder of large random weights, every number different."""
-    rng = np.random.default_rng(1)
-    shapes = pretrained.param_shapes(config)
-    params = jax.tree.map(lambda a: rng.normal(0, 0.4, a.shape).astype(np.float32), shapes)
-    pretrained.save(folder, config.build(), params)
+    pretrained.save(folder, config.build(), random_params(config, scale=0.4))
     return folder
 
 
@@ -44,15 +43,8 @@ def logits(config, params):
     return np.asarray(jax.jit(config.build().apply)({"params": params}, TOKENS).logits)
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_bytes(np.random.default_rng(0).integers(97, 103, 2000).astype(np.uint8).tobytes())
-    return path
-
-
 @pytest.mark.slow
-def test_the_recipe(tmp_path, text):
+def test_the_recipe(tmp_path, nine_letters):
     """The commands of docs/howto/checkpoints.md with a tiny ALBERT: the outputs stay."""
     folder = write(tmp_path / "albert")
     page = (ROOT / "docs" / "howto" / "checkpoints.md").read_text()
@@ -63,10 +55,9 @@ def test_the_recipe(tmp_path, text):
         python, m, module, *flags = shlex.split(line.replace("runs/", f"{tmp_path}/"))
         assert (python, m) == ("python", "-m")
         if module == "experiments.run":
-            flags += [f"--config.data.path={text}", "--config.train.evaluation.windows=8"]
+            flags += [f"--config.data.path={nine_letters}", "--config.train.evaluation.windows=8"]
             flags += ["--config.train.evaluation.batch_size=8", "--config.train.seeds=(4, 2)"]
-        done = command(module, *flags)
-        assert done.returncode == 0, done.stderr
+        done = succeed(module, *flags)
         said.append(done.stdout + done.stderr)
     for told, plans in ((said[0], "albert -> separate"), (said[1], "separate -> attention_only")):
         difference = re.search(rf"plan {plans}: outputs differ by (\S+) of the largest", told)[1]
@@ -124,13 +115,8 @@ def test_a_folder_that_cannot_train_is_refused(tmp_path):
     plan = Plan(attention=(0, 1, 0, 1), ffn=(0, 1, 0, 1))
     inner = dataclasses.replace(ALBERT, num_layers=4, sharing=plan)
     assert config_file.get_config(str(write(tmp_path / "inner", inner))).model.sharing == "cycle:2"
-    base = pretrained.published_config("t5_v1_1_base")
-    t5 = dataclasses.replace(
-        base, width=16, num_layers=2, vocab_size=400,
-        heads=dataclasses.replace(base.heads, num_heads=2, head_dim=8),
-        ffn=dataclasses.replace(base.ffn, width=24),
-        encoder=dataclasses.replace(base.encoder, num_layers=None),
-    )  # fmt: skip
+    t5 = pretrained.load_config(golden_folder(tmp_path / "small", "t5"))
+    t5 = dataclasses.replace(t5, vocab_size=400)
     config = config_file.get_config(str(write(tmp_path / "t5", t5)))
     assert experiment_of(config).task == "span_corruption"
     stored, tokens = open_folder(tmp_path / "t5"), jnp.zeros((1, 3), int)

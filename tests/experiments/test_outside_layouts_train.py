@@ -16,11 +16,7 @@ from experiments.configs import byte_lm
 from experiments.run import run_config
 
 EXTRAS = ("learnt_soft_cap", "mixture_of_heads")
-CASES = {
-    "gated_differential": ("head_scale",),
-    "differential": EXTRAS,
-    "standard": EXTRAS,
-}
+CASES = {"gated_differential": ("head_scale",), "differential": EXTRAS, "standard": EXTRAS}
 """Layout -> its extras."""
 SHORT = {"train.steps": 6, "train.log_every": 1, "train.checkpoint_every": 6, "train.seeds": (0,)}
 

@@ -1,4 +1,5 @@
-"""`python -m experiments.view`: of a run, of a folder, of two side by side."""
+"""`python -m experiments.view`, of a run, of a folder, of two side by side; and what else reads
+them: `experiments.sample`, `experiments.export`, `experiments.inspect_model`."""
 
 import functools
 import json
@@ -6,15 +7,17 @@ import math
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import command
+from config_files import succeed
+from goldens import golden_folder
+from small_data import word_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from written_page import Parsed
 
-from attnlab import data, lab, load, pretrained, training
-from attnlab.heads import Standard
-from attnlab.models import FFN, ModelConfig, Norm, OutputHead, Relative
+from attnlab import data, lab, load, training
+from attnlab.models import Sampling, generate, num_parameters, param_shapes
 from attnlab.training.checkpoint import Checkpoints
 from experiments.config import experiment_of
 from experiments.configs import byte_lm, translation
@@ -27,21 +30,13 @@ SEEDS = (4, 9)
 TEXT = "na\u00efve </script>"
 
 
-def weights(config, seeds=()):
-    """Large random ones, every number different; behind an axis of seeds."""
-    rng = np.random.default_rng(1)
-    names = ("source", "tokens")[config.kind != "encoder_decoder" :]
-    texts = dict.fromkeys(names, jax.ShapeDtypeStruct((1, 4), "int32"))
-    shapes = jax.eval_shape(config.build().init, jax.random.key(0), **texts)["params"]
-    draw = lambda a: rng.normal(0, 0.5, (*seeds, *a.shape)).astype(np.float32)
-    return jax.tree.map(draw, shapes)
-
-
 def write_run(folder, config):
-    """The workdir of two runs of a model, and the model and the weights of both seeds."""
+    """The workdir of two runs of a model, and the model and the weights of both seeds: large random
+    ones, every number different."""
     config.train.update(seeds=SEEDS, length=20)
-    experiment = experiment_of(config)
-    params = weights(experiment.model, (len(SEEDS),))
+    experiment, rng = experiment_of(config), np.random.default_rng(1)
+    draw = lambda a: rng.normal(0, 0.5, (len(SEEDS), *a.shape)).astype(np.float32)
+    params = jax.tree.map(draw, param_shapes(experiment.model))
     write_seeds(folder, experiment, SEEDS, params)
     return folder, experiment.model, params
 
@@ -70,31 +65,23 @@ def run(tmp_path_factory, nine_letters):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A published folder with a tokenizer of words."""
-    path = tmp_path_factory.mktemp("published") / "gpt2"
-    config = ModelConfig(
-        width=12, num_layers=2, heads=Standard(num_heads=3, biases=("q", "k", "v", "o")),
-        ffn=FFN(activation="gelu_tanh"), vocab_size=5, max_len=16,
-    )  # fmt: skip
-    params = weights(config)
-    pretrained.save(path, config.build(), params)
-    words = Tokenizer(models.WordLevel({"[UNK]": 0, "the": 1, "cat": 2}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.save(str(path / "tokenizer.json"))
-    return path, config, params
+    """A published folder with a tokenizer of words, and the model in it."""
+    path = golden_folder(tmp_path_factory.mktemp("published") / "gpt2", "gpt2", {"eos_token_id": 9})
+    word_tokenizer(path / "tokenizer.json", {"?": 0, "the": 1, "cat": 2})
+    opened = load.open_folder(path)
+    return path, opened.config, opened.params
 
 
 @pytest.mark.slow
 def test_a_run_beside_a_folder(run, folder, tmp_path):
     out = tmp_path / "heads.html"
     words = [f"--workdir={run[0]}", f"--path={folder[0]}", f"--text={TEXT}", f"--out={out}"]
-    told = command("experiments.view", *words, "--noablation")
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.startswith(f"{out}: 12 heads, 0.")
+    told = succeed("experiments.view", *words, "--noablation")
+    assert told.stdout.startswith(f"{out}: 14 heads, 0.")
     page = Parsed(out.read_text(encoding="utf-8"))
     ours, theirs = (side["maps"][0] for side in page.panels)
     assert ours["tokens"] == [*"na", "\\xc3", "\\xaf", *"ve </script>"]
-    assert theirs["tokens"] == ["[UNK]"] * 4  # naïve </ script >
+    assert theirs["tokens"] == ["?"] * 4  # naïve </ script >
     assert ours["plan"] == {"attention": [0, 1, 0]}
     assert "entropy" in ours["statistics"]
     assert "loss without it" not in ours["statistics"]
@@ -102,15 +89,9 @@ def test_a_run_beside_a_folder(run, folder, tmp_path):
     first = jax.tree.map(lambda a: a[0], run[2])
     sides = (run[1], first, ids), (*folder[1:], np.zeros((1, 4), np.int32))
     for i, (config, params, tokens) in enumerate(sides):
-        model = config.build()
-        found = jax.jit(functools.partial(model.apply, capture=("probs",)))(
-            {"params": params}, tokens
-        )
-        probs = np.asarray(found.captured["probs"][:, 0])
+        call = jax.jit(functools.partial(config.build().apply, capture=("probs",)))
+        probs = np.asarray(call({"params": params}, tokens).captured["probs"][:, 0])
         assert np.abs(page.probs(i) - probs).max() < 1 / 500
-    again = command("experiments.view", *words)
-    assert again.returncode == 1
-    assert "--overwrite" in again.stderr
 
 
 @pytest.mark.slow
@@ -118,8 +99,7 @@ def test_a_run_beside_its_fresh_start(run, tmp_path):
     out = tmp_path / "heads.html"
     out.write_text("an older page")
     flags = [f"--workdir={run[0]}", "--untrained", f"--out={out}", "--overwrite", "--title=<both>"]
-    told = command("experiments.view", *flags)
-    assert told.returncode == 0, told.stderr
+    succeed("experiments.view", *flags)
     page, first = Parsed(out.read_text(encoding="utf-8")), f"{run[0].name}, seed4"
     assert [side["name"] for side in page.panels] == [first, f"{first}, untrained"]
     trained, fresh = (side["maps"][0] for side in page.panels)
@@ -173,32 +153,19 @@ def test_two_texts_for_an_encoder_decoder(run, tmp_path):
         load.open_run(run[0]).read("ab", "c")
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        (["a" * 25], "1 to 24"),
-        ([[3, 256]], "256"),
-        ([[3, -1]], "-1"),
-        (["", "a"], "one text"),
-    ],
-)
-def test_what_a_run_cannot_read(run, asked, said):
-    with pytest.raises(ValueError, match=said):
-        load.open_run(run[0]).read(*asked)
+def test_what_a_run_cannot_read(run):
+    opened = load.open_run(run[0])
+    for asked, said in (("a" * 25, "1 to 24"), ([3, 256], "256"), ([3, -1], "-1")):
+        with pytest.raises(ValueError, match=said):
+            opened.read(asked)
+    with pytest.raises(ValueError, match="one text"):
+        opened.read("", "a")
 
 
 def test_a_decoder_of_a_folder_goes_on_where_its_text_stops(tmp_path):
     """Its start token, then the text without the end token that the tokenizer puts behind it."""
-    path = tmp_path / "t5"
-    config = ModelConfig(
-        kind="encoder_decoder", width=8, num_layers=1, vocab_size=6, max_len=16,
-        norm=Norm(kind="rms"), heads=Standard(num_heads=2, scale=1.0),
-        ffn=FFN(bias=False, activation="relu"), positions=Relative(),
-        output=OutputHead(scale=8**-0.5),
-    )  # fmt: skip
-    pretrained.save(path, config.build(), weights(config))
-    opened = load.open_folder(path)
-    read = opened.read(source=[3, 4])
+    path = golden_folder(tmp_path / "t5", "t5")
+    read = load.open_folder(path).read(source=[3, 4])
     assert read.inputs["tokens"].tolist() == [[0]]
     assert read.written == {"tokens": ["0"], "source": ["3", "4"]}
     words = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "the": 2, "cat": 3}, "</s>"))
@@ -207,9 +174,8 @@ def test_a_decoder_of_a_folder_goes_on_where_its_text_stops(tmp_path):
     words.save(str(path / "tokenizer.json"))
     opened = load.open_folder(path)
     read = opened.read("cat", "the cat")
-    assert {name: a.tolist() for name, a in read.inputs.items()} == {
-        "tokens": [[0, 3]], "source": [[2, 3, 1]],
-    }  # fmt: skip
+    found = {name: a.tolist() for name, a in read.inputs.items()}
+    assert found == {"tokens": [[0, 3]], "source": [[2, 3, 1]]}
     assert opened.read(source="the cat").inputs["tokens"].tolist() == [[0]]
     assert opened.read([3, 1], "cat").inputs["tokens"].tolist() == [[3, 1]]
     settings = json.loads((path / "config.json").read_text()) | {"decoder_start_token_id": 2}
@@ -241,3 +207,62 @@ def test_what_a_folder_cannot_read(folder, tmp_path):
     with pytest.raises(ValueError, match=r"has no tokenizer\.json, which holds"):
         opened.read("the cat")
     assert opened.read([2, 4]).written["tokens"] == ["2", "4"]
+
+
+def text_of(opened, *given, **options):
+    return "".join(opened.write(*given, **options))
+
+
+def test_a_run_goes_on_with_a_text(run, capsys):
+    """Greedily as `generate` does, one of its bytes a token, no longer than the model reads."""
+    opened = load.open_run(run[0], SEEDS[1])
+    told = text_of(opened, "def né", 100)
+    assert "only 17 of 100 new tokens fit" in capsys.readouterr().err
+    prompt = jnp.asarray([list("def né".encode())])
+    new = generate(opened.params, prompt, opened.config, opened.config.max_len - 7)
+    ours = [*"def né".encode(), *np.asarray(new)[0].tolist()]
+    assert told == bytes(ours).decode(errors="replace")
+    assert not capsys.readouterr().err
+    hot = Sampling(temperature=2.0)
+    drawn = [text_of(opened, "a", 9, hot, draw=draw) for draw in (0, 1, 2, 0)]
+    assert len(set(drawn)) == 3
+    assert drawn[0] == drawn[3]
+    with pytest.raises(ValueError, match="the text fills all 24 tokens of the model"):
+        text_of(opened, "a" * 24, 9)
+
+
+def test_a_folder_writes_words_or_numbers(folder, tmp_path):
+    opened = load.open_folder(folder[0])
+    tokens, spans = opened.split("the cat")
+    assert (tokens.tolist(), spans.tolist()) == ([1, 2], [[0, 3], [4, 7]])
+    assert text_of(opened, "the cat", 3).split()[:2] == ["the", "cat"]
+    assert text_of(opened, [1, 2], 5) == text_of(opened, "the cat", 5)
+    bare = shutil.copytree(folder[0], tmp_path / "bare")
+    (bare / "tokenizer.json").unlink()
+    row = list(map(int, text_of(load.open_folder(bare), [1, 2], 3).split(",")))
+    assert (row[:2], len(row)) == ([1, 2], 5)
+    told = json.dumps({"eos_token_id": [row[3], 99]})  # 99 is no token of this model
+    (bare / "generation_config.json").write_text(told)
+    cut = ",".join(map(str, row[: row.index(row[3], 2)]))
+    assert text_of(load.open_folder(bare), [1, 2], 3) == cut
+
+
+def test_a_stored_tokenizer_is_exported(folder, tmp_path):
+    out = tmp_path / "out"
+    succeed("experiments.export", f"--path={folder[0]}", f"--out={out}")
+    assert (out / "tokenizer.json").read_bytes() == (folder[0] / "tokenizer.json").read_bytes()
+
+
+def test_a_run_a_folder_and_a_config_are_inspected(run, folder):
+    file = "--config=experiments/configs/byte_lm.py:tiny,sharing=sandwich"
+    for words, title, model in (
+        ([f"--workdir={run[0]}"], "12: layout standard, 2 heads, sharing cycle:2", run[1]),
+        ([f"--path={folder[0]}"], "12: layout standard, 4 heads", folder[1]),
+        ([file, "--config.model.num_layers=3"], "16: layout standard, 2 heads", None),
+    ):
+        done = succeed("experiments.inspect_model", *words)
+        assert done.stdout.startswith(f"decoder of width {title}")
+        if model:
+            assert f"{num_parameters(model):,}" in done.stdout
+            assert f"texts of {model.max_len} tokens" in done.stdout
+    assert "  attention  0 1 2" in done.stdout

@@ -2,7 +2,7 @@
 
     python tests/lab/kill_runs.py KILLS [SEED]
 
-Half of the kills hit a process that trains runs by `run_one`, half a worker of a sweep or the sweep
+Half of the kills hit a process that trains runs on its own, half a worker of a sweep or the sweep
 itself. A killed process is started again, with probability 2/3 to be killed once more. When all
 runs have ended, their scores and the lines of their metrics.jsonl must be those of the same runs
 without a kill. Prints a line for each kill and exits with 1 at the first difference.
@@ -19,34 +19,30 @@ import tempfile
 import time
 from pathlib import Path
 
-from small_experiment import MODEL, train_config
+from small_experiment import MODEL, SWEEP, train_config
 
 from attnlab import lab
 from attnlab.data import Text
-from attnlab.lab.workdir import holder, last_process
+from attnlab.lab.machine import write_threads
+from attnlab.lab.workdir import add_specs, holder, last_process
+
+COMMANDS = {"worker": ["-m", "attnlab.lab"], "sweep": ["-c", SWEEP]}
+"""Options of Python before the folder."""
 
 
-def specs(text: Path) -> list[lab.RunSpec]:
-    """Two seeds of a tiny model that logs, evaluates and saves often."""
+def planned(folder: Path, text: Path) -> Path:
+    """The folder with two seeds of a tiny model that logs, evaluates and saves often."""
     train = train_config(400, every=20, windows=32, curve_windows=16, checkpoint_every=20)
     base = lab.Experiment(model=MODEL, train=train, data=Text(path=str(text)))
-    return lab.product(base, seeds=[0, 1])
+    add_specs(lab.product(base, seeds=[0, 1]), folder)
+    write_threads(folder, 1)
+    return folder
 
 
-def work(mode: str, folder: Path, text: Path) -> None:
-    """What a process does that is killed."""
-    if mode == "sweep":
-        lab.sweep(specs(text), folder, executor=lab.LocalExecutor(1, threads=1), progress=False)
-        return
-    for spec in specs(text):
-        lab.run_one(spec, folder, options=lab.RunOptions(speaks=False))
-
-
-def start(mode: str, folder: Path, text: Path) -> subprocess.Popen:
+def start(mode: str, folder: Path) -> subprocess.Popen:
     """A process that works."""
-    words = [sys.executable, __file__, "--work", mode, str(folder), str(text)]
-    output = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(words, env=os.environ | {"NPROC": "1"}, **output)
+    words = [sys.executable, *COMMANDS[mode], str(folder)]
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def outcome(folder: Path) -> dict[str, object]:
@@ -68,13 +64,11 @@ def victims(process: subprocess.Popen, folder: Path) -> list[int]:
     return [process.pid, *(pid for pid in held if pid not in (None, process.pid))]
 
 
-def one_story(
-    mode: str, folder: Path, text: Path, seconds: float, rng: random.Random, most: int
-) -> int:
+def one_story(mode: str, folder: Path, seconds: float, rng: random.Random, most: int) -> int:
     """Works until all runs have ended. Returns how many kills there were."""
     kills = 0
     while True:
-        process = start(mode, folder, text)
+        process = start(mode, folder)
         if kills < most and (not kills or rng.random() < 2 / 3):
             try:
                 process.wait(rng.uniform(0.2, 1.0) * seconds)
@@ -98,16 +92,16 @@ def main(count: int, seed: int) -> int:
         place, text = Path(name), Path(name) / "text"
         text.write_bytes(bytes(random.Random(1).choices(b"abcdefghi", k=8000)))
         work_of = {}
-        for mode in ("run", "sweep"):
-            began = time.monotonic()
-            assert start(mode, place / f"whole {mode}", text).wait() == 0
+        for mode in COMMANDS:
+            folder, began = planned(place / f"whole {mode}", text), time.monotonic()
+            assert start(mode, folder).wait() == 0
             work_of[mode] = time.monotonic() - began
-        expected = outcome(place / "whole run")
+        expected = outcome(place / "whole worker")
         assert outcome(place / "whole sweep") == expected
         while kills < count:
-            mode = ("run", "sweep")[stories % 2]
-            folder = place / f"{mode} {stories}"
-            kills += one_story(mode, folder, text, work_of[mode], rng, count - kills)
+            mode = [*COMMANDS][stories % 2]
+            folder = planned(place / f"{mode} {stories}", text)
+            kills += one_story(mode, folder, work_of[mode], rng, count - kills)
             stories += 1
             if outcome(folder) != expected:
                 print(f"{folder.name} ended with other numbers")
@@ -117,7 +111,4 @@ def main(count: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--work":
-        work(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))
-    else:
-        sys.exit(main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0))

@@ -1,6 +1,7 @@
 """A tiny model, a training of a few steps and a text of 4 kB, for tests of the lab."""
 
 import random
+import time
 
 from attnlab import lab
 from attnlab.data import Text
@@ -11,6 +12,15 @@ from attnlab.training import EvaluationConfig, ScheduleConfig, TrainConfig
 MODEL = ModelConfig(
     width=8, num_layers=2, max_len=16, heads=Standard(num_heads=2), ffn=FFN(width=12)
 )
+
+SWEEP = """
+import sys
+from attnlab import lab
+from attnlab.lab.workdir import specs_in
+from pathlib import Path
+workdir = Path(sys.argv[1])
+lab.sweep(specs_in(workdir).values(), workdir, executor=lab.LocalExecutor(1), progress=False)
+"""
 
 
 def train_config(
@@ -28,6 +38,20 @@ def train_config(
         ),
         checkpoint_every=checkpoint_every,
     )
+
+
+def wait_for(condition, seconds=120):
+    """Until it holds."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def in_process(specs, folder, *options, **more) -> lab.Results:
+    """The results of a sweep in this process; `options` of its runs."""
+    executor = lab.InProcess(*options)
+    return lab.sweep(specs, folder, executor=executor, progress=False, **more)
 
 
 def experiment(tmp_path_factory, model, train, **data) -> lab.Experiment:

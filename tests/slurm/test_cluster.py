@@ -7,10 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from conftest import ROOT, user_environment
+from small_experiment import wait_for
 
 from attnlab import lab
 
@@ -32,15 +32,6 @@ def cluster(tmp_path):
         yield act, {**user_environment(), "SLURM_CONF": str(folder / "slurm.conf")}
     finally:
         act("stop")
-
-
-def until(answer, what):
-    """The answer, once it is one."""
-    for _ in range(LIMIT * 5):
-        if found := answer():
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"waited in vain for {what}")
 
 
 def table(folder):
@@ -75,14 +66,14 @@ def test_twelve_runs(tmp_path, nine_letters, cluster):
     on_slurm = ("--launcher=slurm", "--jobs=2", "--slurm=--time=5 --cpus-per-task=1")
     first = sweep(folder, *on_slurm)
     assert "workers are submitted as job 1" in first.stderr
-    until(lambda: trains(KILLED), f"{KILLED} to train")
+    wait_for(lambda: trains(KILLED), LIMIT)
     holder = json.loads((folder / "runs" / KILLED / "lock.json").read_text())
     os.kill(holder["process"], signal.SIGKILL)
     act("controller")
-    until(lambda: len(queue()) < 2, "the end of the killed worker")
+    wait_for(lambda: len(queue()) < 2, LIMIT)  # the killed worker has ended
     again = sweep(folder, *on_slurm)
     assert "workers are in the queue" in again.stderr
-    until(lambda: not queue(), "the end")
+    wait_for(lambda: not queue(), LIMIT)
     last = sweep(folder, *on_slurm)
     assert "submitted" not in last.stderr
     assert len(table(folder)) == 12
