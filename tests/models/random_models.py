@@ -9,14 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 
-from attnlab import heads, models
+from attnlab import heads, models, plan_names
 from attnlab.models import LayerOverrides, ModelConfig
 
 WIDTH, VOCAB, LENGTH = 12, 11, 7
-PLANS = (
-    "separate", "albert", "attention_only", "ffn_only", "cycle:2", "groups:2", "cycle_rev:2",
-    "relaxed:2", "cla:2", "sandwich",
-)  # fmt: skip
+PLANS = tuple(plan_names(2))
 EXTRAS = (
     heads.Gate(), heads.Gate("element"), heads.Sink(), heads.Sink(learnt=False),
     heads.SoftCap(3.0), heads.ExtraKeys(2), heads.TalkingHeads(),
@@ -25,13 +22,14 @@ EXTRAS = (
 
 def random_params(config, seed=1, scale=1.0):
     """Large random parameters, so that attention is not uniform, in the precision of the config."""
+    dtype = jnp.promote_types("float32", config.compute.dtype)
+    return random_like(models.param_shapes(config), seed, scale, dtype)
+
+
+def random_like(shapes, seed=1, scale=1.0, dtype="float32"):
+    """Random arrays of the shapes of a tree."""
     rng = np.random.default_rng(seed)
-
-    def draw(a):
-        dtype = jnp.promote_types(a.dtype, config.compute.dtype)
-        return jnp.asarray(scale * rng.normal(size=a.shape), dtype)
-
-    return jax.tree.map(draw, models.param_shapes(config))
+    return jax.tree.map(lambda a: jnp.asarray(scale * rng.normal(size=a.shape), dtype), shapes)
 
 
 @st.composite

@@ -40,9 +40,7 @@ def test_json_keeps_its_meaning_when_defaults_change():
     """Every field of what was chosen is written, defaults too."""
     fields = json.loads(to_json(ModelConfig()))["model"]
     assert set(fields["heads"]) == {*field_types(Standard), "layout"}
-    assert fields["ffn"] == {"width": 256, "activation": "gelu", "bias": True,
-                             "residual_scale": 1.0, "output_scale": 1.0, "clip": None,
-                             "experts": None}  # fmt: skip
+    assert set(fields["ffn"]) == {*field_types(specs.FFN)}
 
 
 def test_layouts_and_extras_from_outside(monkeypatch):

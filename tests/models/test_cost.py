@@ -1,8 +1,6 @@
 """Formulas of cost equal published counts and the arrays of a cache. `test_random_models.py` and
 the contract of layouts compare them with programs."""
 
-import dataclasses
-
 import jax
 import pytest
 
@@ -10,6 +8,7 @@ from attnlab import models
 from attnlab.heads import Narrow, Standard, Wide
 from attnlab.models import FFN, Attention, Embedding, ModelConfig, NoPositions, Norm, OutputHead
 from attnlab.models.cost import outer_flops
+from attnlab.pretrained import published_config
 
 QKVO = ("q", "k", "v", "o")
 
@@ -30,27 +29,11 @@ def test_main_table(layout, parameters, shared, flops):
         assert models.flops_per_token(config, 64) == flops
 
 
-BERT = ModelConfig(
-    kind="encoder", vocab_size=30_000, max_len=512, width=768, num_layers=12,
-    heads=Standard(num_heads=12, biases=QKVO), ffn=FFN(width=3072), norm=Norm(position="post"),
-    embedding=Embedding(norm=True, token_types=2),
-)  # fmt: skip
-
-
-def vaswani(d=512, f=2048, h=8, *, biases=(), position="post", vocab=37_000):
-    """Table 3 (arXiv 1706.03762): attention without biases, FFN with."""
-    return ModelConfig(
-        kind="encoder_decoder", vocab_size=vocab, width=d, num_layers=6, ffn=FFN(width=f),
-        heads=Standard(num_heads=h, biases=biases), norm=Norm(position=position),
-        positions=models.Sinusoidal(),
-    )  # fmt: skip
-
-
 def bottleneck(h, d_p):
     """Table 2 (arXiv 2002.07028): width 512, 24 layers, d_ff 4096, heads of a size of their own;
     with a pooler and the vocabulary of BERT."""
-    return dataclasses.replace(
-        BERT, vocab_size=30_522, width=512, num_layers=24, ffn=FFN(width=4096),
+    return published_config(
+        "bert_base", width=512, num_layers=24, ffn=FFN(width=4096),
         heads=Standard(num_heads=h, head_dim=d_p, biases=QKVO),
         output=OutputHead(kind="none", pooler="first"),
     )  # fmt: skip
@@ -65,15 +48,15 @@ def multi_query(num_heads, head_dim, kv_heads, ffn, **fields):
     )  # fmt: skip
 
 
+PRE = {"norm": Norm(position="pre"), "vocab_size": 1}
+BIG = {"width": 1024, "ffn": FFN(width=4096), "heads": Standard(num_heads=16)}
+BIASED = {"heads": Standard(num_heads=8, biases=QKVO)}
 COUNTS = [
-    # ALBERT (arXiv 1909.11942), Table 4 at E = H = 768, without the pooler; the plans between:
-    # test_published_counts.py
-    (dataclasses.replace(BERT, sharing="albert"), 30_524_160),
-    (BERT, 108_490_752),
-    # Tensor2Tensor base and big, less their embeddings, with final norms
-    (vaswani(position="pre", vocab=1), 44_103_680 + 512),
-    (vaswani(d=1024, f=4096, h=16, position="pre", vocab=1), 176_287_744 + 1024),
-    (vaswani(biases=QKVO), 63_045_632 + 36_864),
+    # ALBERT's: test_published_counts.py. Tensor2Tensor base and big, less their embeddings, with
+    # final norms; then Table 3 (arXiv 1706.03762), here with biases in attention.
+    (published_config("transformer_base", **PRE), 44_103_680 + 512),
+    (published_config("transformer_base", **PRE, **BIG), 176_287_744 + 1024),
+    (published_config("transformer_base", **BIASED), 63_045_632 + 36_864),
     (bottleneck(8, 128), 167_394_816),
     (bottleneck(32, 128), 318_610_944),
     (bottleneck(8, 32), 129_590_784),

@@ -1,16 +1,23 @@
-"""Decoding with a cache gives the logits of the whole text, each row as it would be alone."""
+"""Decoding with a cache gives the logits of the whole text, each row as it would be alone; so
+generated text is that of full forward passes. Sampling."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, diagonal
+from random_models import random_params
 from test_models import SMALL, TOKENS, change, make
 
-from attnlab import generate, prefill
-from attnlab.models import Attention, Sampling
+from attnlab.heads import LAYOUTS
+from attnlab.models import Attention, Norm, Rotary, Sampling, limit_logits
+from attnlab.models.generate import generate, next_token, prefill, stream
 
 LONG = change(SMALL, max_len=14)
+TEXTS = np.random.default_rng(3).integers(0, 19, (3, 10))
+LEFT = np.arange(6) >= [[0], [2], [5]]
+"""The tokens of a prompt that has padding on the left."""
+KEY = jax.random.key(5)
 
 
 def test_a_traced_ring_takes_a_text_by_pieces():
@@ -25,61 +32,6 @@ def test_a_traced_ring_takes_a_text_by_pieces():
         return jnp.concatenate([first, second], axis=1)
 
     assert_close(both(config.init_cache(2, 6)), run(params, TOKENS).logits, loosen=5)
-
-
-def test_drawn_text_follows_the_probabilities():
-    config = change(LONG, num_layers=1)
-    run, params = make(config)
-    params = jax.tree.map(lambda a: a * 0.4, params)
-    prompt = jnp.tile(TOKENS[:1], (4000, 1))
-
-    def draw(**options):
-        text = generate(
-            params, prompt, config, 1, sampling=Sampling(**options), key=jax.random.key(3)
-        )
-        return np.asarray(text)[:, 0]
-
-    logits = np.asarray(run(params, TOKENS[:1]).logits[0, -1])
-    p = np.exp(logits / 2) / np.exp(logits / 2).sum()
-    found = np.bincount(draw(temperature=2.0), minlength=19) / 4000
-    np.testing.assert_allclose(found, p, atol=0.04)
-    assert set(draw(temperature=2.0, top_k=3)) == set(np.argsort(logits)[-3:])
-    before = np.cumsum(np.sort(p)[::-1])[:-1]  # a token more than that is kept
-    assert len(set(draw(temperature=2.0, top_p=0.6))) == 1 + np.sum(before < 0.6)
-    assert set(draw(temperature=1e-6)) == {int(logits.argmax())}
-    np.testing.assert_array_equal(draw(temperature=2.0), draw(temperature=2.0))
-
-
-# Rows of their own lengths ------------------------------------------------------------------------
-
-TEXTS = np.random.default_rng(3).integers(0, 19, (3, 10))
-LEFT = np.arange(6) >= [[0], [2], [5]]
-"""The tokens of a prompt that has padding on the left."""
-
-
-def test_generated_rows_are_those_rows_alone():
-    """With several ends; padding on either side."""
-    run, params = make(LONG)
-    prompt, left = TEXTS[:, :6], LEFT
-    lengths, rows, texts = left.sum(1), np.arange(3), np.zeros((3, 10), int)
-    for row, text in enumerate(texts):
-        text[: lengths[row]] = prompt[row, left[row]]
-    for i in range(4):  # whole texts: no token attends to what comes behind it
-        best = np.asarray(run(params, texts).logits)[rows, lengths + i - 1]
-        texts[rows, lengths + i] = best.argmax(-1)
-    full = np.take_along_axis(texts, lengths[:, None] + np.arange(4), 1)
-    ends = [int(full[0, 0]), int(full[1, 1])]
-    got = np.asarray(generate(params, prompt, LONG, 4, padding_mask=left, end=ends))
-    for row, expected in zip(got.tolist(), full.tolist(), strict=True):
-        found = [expected.index(e) for e in ends if e in expected]
-        last = min(found) + 1 if found else 4
-        assert row == expected[:last] + [ends[0]] * (4 - last)
-    right = np.array([sorted(m)[::-1] for m in left])
-    moved = np.zeros_like(prompt)
-    moved[right] = prompt[left]
-    np.testing.assert_array_equal(
-        generate(params, moved, LONG, 4, padding_mask=right, end=ends), got
-    )
 
 
 @pytest.mark.slow
@@ -101,3 +53,90 @@ def test_a_mask_over_the_cache():
     mask = jnp.ones((7, 7), bool).at[:, 2].set(False).at[2, 2].set(True)
     cached = run(params, TOKENS, mask=mask, cache=LONG.init_cache(2, 7)).logits
     assert_close(cached, run(params, TOKENS, mask=mask).logits, loosen=5)
+
+
+def test_the_long_factors_alone_decode_any_length():
+    config = change(LONG, positions=Rotary(scaling="longrope:1,1,1,4,4"))
+    params = random_params(config)
+    first, cache = prefill(params, TOKENS[:, :1], config, config.init_cache(2, 7))
+    second, _ = prefill(params, TOKENS[:, 1:], config, cache)
+    logits = jnp.concatenate([first, second], axis=1)
+    assert_close(logits, config.build().apply({"params": params}, TOKENS).logits, loosen=10)
+
+
+# Generated text -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "window"), diagonal(LAYOUTS, [None, 3], of={"standard", "wide", "latent"})
+)
+def test_generated_rows_are_those_of_full_forward_passes(layout, window):
+    """Each as it would be alone, with several ends, and padding on either side that holds no id."""
+    config = change(
+        LONG, heads=LAYOUTS[layout](num_heads=3), attention=Attention(window=window),
+        sharing="albert", norm=Norm(kind="rms"),
+    )  # fmt: skip
+    variables, run = {"params": random_params(config)}, jax.jit(config.build().apply)
+    prompt, right = np.where(LEFT, TEXTS[:, :6], -1), LEFT[:, ::-1]
+    moved, texts, lengths = np.full((3, 6), -1), np.zeros((3, 10), int), LEFT.sum(1)
+    moved[right] = texts[:, :6][right] = prompt[LEFT]
+    for i in range(4):  # whole texts: no token attends to what comes behind it
+        logits = np.asarray(run(variables, texts).logits)[np.arange(3), lengths + i - 1]
+        texts[np.arange(3), lengths + i] = logits.argmax(-1)
+    full = np.take_along_axis(texts, lengths[:, None] + np.arange(4), 1)
+    np.testing.assert_array_equal(generate(variables, prompt[:1], config, 4), full[:1])
+    ends = [int(full[0, 0]), int(full[1, 1])]
+    for row in full:
+        row[1 + min(np.flatnonzero(np.isin(row, ends)), default=3) :] = ends[0]
+    for text, mask in ((prompt, LEFT), (moved, right)):
+        got = generate(variables, text, config, 4, padding_mask=mask, end=ends)
+        np.testing.assert_array_equal(got, full)
+
+
+def test_a_stream_draws_what_generate_draws():
+    options = {"sampling": Sampling(temperature=3.0, top_p=0.9, top_k=12), "key": KEY}
+    params, prompt = random_params(LONG), TEXTS[:, :6]
+    columns = list(stream(params, prompt, LONG, 6, **options))
+    got = np.stack([np.asarray(column) for column in columns], 1)  # all are still there
+    np.testing.assert_array_equal(got, generate(params, prompt, LONG, 6, **options))
+    other = generate(params, prompt, LONG, 6, **options | {"key": jax.random.key(6)})
+    assert (got != other).any()
+    options["end"] = got[:, 2].tolist()
+    assert len(list(stream(params, prompt, LONG, 6, **options))) <= 3  # all rows have ended
+
+
+def test_drawn_text_follows_the_probabilities():
+    """Numbers of NumPy are numbers."""
+    config = change(LONG, num_layers=1)
+    run, params = make(config)
+    params = jax.tree.map(lambda a: a * 0.4, params)
+    limits = {"temperature": np.float32(2.0), "top_k": np.int64(7), "top_p": 0.8}
+    expected = jax.nn.softmax(limit_logits(run(params, TOKENS[:1]).logits[0, -1], **limits))
+    options = {"sampling": Sampling(**limits), "key": KEY, "cache_size": np.int64(8)}
+    drawn = generate(params, jnp.tile(TOKENS[:1], (4000, 1)), config, np.int64(1), **options)
+    found = np.bincount(drawn[:, 0], minlength=19) / 4000
+    np.testing.assert_allclose(found, expected, atol=0.03)
+    np.testing.assert_array_equal(found > 0, expected > 0)
+
+
+@pytest.mark.parametrize("limit", [{"temperature": 1e-40}, {"temperature": 1, "top_p": 1e-50}])
+def test_a_tiny_limit_keeps_the_likeliest_token(limit):
+    logits = jnp.array([[1.0, 9.0, 3.0], [8.0, 7.0, 2.0]])
+    got = next_token(logits, KEY, **limit)
+    assert got.tolist() == [1, 0]
+
+
+def test_limits_equal_their_definition_in_float64():
+    logits = np.random.default_rng(0).normal(size=(50, 17)) * 3
+    for temperature, top_k, top_p in ((1.0, None, 0.6), (2.0, 5, 0.8), (0.3, 9, 0.95)):
+        limits = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        limited = limit_logits(jnp.asarray(logits), **limits)
+        for row, probs in zip(logits, np.asarray(jax.nn.softmax(limited)), strict=True):
+            p = np.exp(row / temperature)
+            order = np.argsort(-p)[:top_k]
+            before = np.cumsum(p[order]) - p[order]
+            kept = order[before < top_p * p[order].sum()]
+            expected = np.zeros(17)
+            expected[kept] = p[kept] / p[kept].sum()
+            np.testing.assert_allclose(probs, expected, rtol=1e-4)
+    assert jax.nn.softmax(limit_logits(jnp.zeros(4), top_p=0.5)).tolist() == [0.5, 0.5, 0, 0]

@@ -1,6 +1,5 @@
 """Calls outside of `jit`: compiled once, the bits of the jitted call, nothing kept for ever."""
 
-import dataclasses
 import gc
 import weakref
 
@@ -10,17 +9,16 @@ import pytest
 from conftest import assert_close
 from jax.extend import backend
 from random_models import random_params
+from test_models import SMALL, change
 
-from attnlab import FFN, ModelConfig, capture, dot_product_attention, generate
+from attnlab import FFN, capture, dot_product_attention, generate
 from attnlab.heads import Standard, init, multi_head_attention
-from attnlab.models import Dropout, Experts, Learned, feed_forward, param_shapes
+from attnlab.models import Dropout, Experts, feed_forward, param_shapes
 from attnlab.models.ffn import init_ffn
 from attnlab.models.generate import prefill
 
-CONFIG = ModelConfig(
-    vocab_size=19, max_len=12, width=8, num_layers=3, heads=Standard(num_heads=2),
-    ffn=FFN(width=10), positions=Learned(),
-)  # fmt: skip
+CONFIG = change(SMALL, max_len=12)
+LAYOUT = Standard(width=8, num_heads=2)
 TOKENS = np.arange(10).reshape(2, 5)
 DROPS = {"deterministic": False, "rngs": {"dropout": jax.random.key(2)}}
 
@@ -30,19 +28,13 @@ def apply(config=CONFIG, tokens=TOKENS, **inputs):
 
 
 def decode():
-    cache = CONFIG.init_cache(2, 7)
-    cache = prefill(random_params(CONFIG), TOKENS, CONFIG, cache).cache
+    cache = prefill(random_params(CONFIG), TOKENS, CONFIG, CONFIG.init_cache(2, 7)).cache
     return apply(tokens=TOKENS[:, :1], cache=cache)
 
 
-def long_attention():
-    q = np.ones((1, 40, 2, 4), "float32")
-    return dot_product_attention(q, q, q, is_causal=True, implementation="blockwise")
-
-
-def packed_attention(implementation):
-    q, numbers = np.ones((1, 7, 2, 4), "float32"), np.array([[1, 1, 1, 2, 2, 3, 0]])
-    return dot_product_attention(q, q, q, segments=numbers, implementation=implementation)
+def attention(length, **options):
+    q = np.ones((1, length, 2, 4), "float32")
+    return dot_product_attention(q, q, q, **options)
 
 
 def experts():
@@ -51,23 +43,24 @@ def experts():
     return jax.grad(lambda x: feed_forward(params, x, ffn).sum())(np.ones((2, 5, 4), "float32"))
 
 
+PACKED = np.array([[1, 1, 1, 2, 2, 3, 0]])
 CALLS = {
     "apply": apply,
     "apply_capture": lambda: apply(capture=("probs", "q")),
     "a padding mask": lambda: apply(padding_mask=[[1, 1, 1, 1, 0], [1] * 5]),
-    "dropout": lambda: apply(dataclasses.replace(CONFIG, dropout=Dropout(rate=0.3)), **DROPS),
+    "dropout": lambda: apply(change(CONFIG, dropout=Dropout(rate=0.3)), **DROPS),
     "generate": lambda: generate(random_params(CONFIG), TOKENS, CONFIG, 3),
     "prefill and decode": decode,
     "heads": lambda: capture(
-        multi_head_attention, init(jax.random.key(0), Standard(width=8, num_heads=2)),
-        np.ones((2, 5, 8), "float32"), Standard(width=8, num_heads=2), names=("probs",),
+        multi_head_attention, init(jax.random.key(0), LAYOUT), np.ones((2, 5, 8), "float32"),
+        LAYOUT, names=("probs",),
     ),
-    "blockwise": long_attention,
-    "packed texts": lambda: packed_attention("dense"),
-    "packed texts, blockwise": lambda: packed_attention("blockwise"),
+    "blockwise": lambda: attention(40, is_causal=True, implementation="blockwise"),
+    "packed texts": lambda: attention(7, segments=PACKED, implementation="dense"),
+    "packed texts, blockwise": lambda: attention(7, segments=PACKED, implementation="blockwise"),
     "experts": experts,
     "lists for arrays": lambda: apply(
-        mask=np.tri(5).astype(bool).tolist(), head_mask=[[1.0, 0.5], [0.0, 1.0], [2.0, 1.0]]
+        mask=np.tri(5).astype(bool).tolist(), head_mask=[[1.0, 0.5, 2.0]] * 3
     ),
 }  # fmt: skip
 
@@ -85,13 +78,11 @@ def test_values_are_checked_before_a_kept_program_runs():
     apply()
     with pytest.raises(ValueError, match="19"):
         apply(tokens=TOKENS + 10)
-    positions = np.arange(5) + 9
     with pytest.raises(ValueError, match="12"):
-        apply(positions=positions)
+        apply(positions=np.arange(5) + 9)
+    params = random_params(change(CONFIG, vocab_size=9))
     with pytest.raises(ValueError, match="embedding"):
-        CONFIG.build().apply(
-            {"params": random_params(dataclasses.replace(CONFIG, vocab_size=9))}, TOKENS
-        )
+        CONFIG.build().apply({"params": params}, TOKENS)
 
 
 def test_a_patch_is_called_every_time_and_not_kept():
@@ -120,11 +111,11 @@ def test_traced_calls_are_part_of_the_callers_program():
 
 @pytest.mark.slow
 def test_programs_of_many_configs_are_dropped():
-    q, before = np.ones((1, 3, 2, 4), "float32"), len(backend.get_backend().live_executables())
+    before = len(backend.get_backend().live_executables())
     for number in range(80):
-        config = dataclasses.replace(CONFIG, max_len=12 + number, num_layers=1)
+        config = change(CONFIG, max_len=12 + number, num_layers=1)
         params = jax.tree.map(lambda a: np.ones(a.shape, "float32"), param_shapes(config))
         config.build().apply({"params": params}, TOKENS)
-        dot_product_attention(q, q, q, scale=0.1 + number, implementation="blockwise")
+        attention(3, scale=0.1 + number, implementation="blockwise")
     gc.collect()
     assert len(backend.get_backend().live_executables()) - before < 150

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from conftest import assert_close, two_devices
 from jax.sharding import PartitionSpec as P
+from random_models import random_like
 
 from attnlab import heads, models
 from attnlab.models import FFN, Experts, Norm, applied_parameters, flops_per_token, num_parameters
@@ -40,9 +41,8 @@ CASES = {
 
 
 def random_params(ffn, width=8):
-    rng = np.random.default_rng(1)
     shapes = jax.eval_shape(lambda: init_ffn(jax.random.key(0), width, ffn))
-    return jax.tree.map(lambda a: jnp.asarray(0.6 * rng.normal(size=a.shape), a.dtype), shapes)
+    return random_like(shapes, scale=0.6)
 
 
 X = np.random.default_rng(2).normal(size=(2, 9, 8)).astype(np.float32)

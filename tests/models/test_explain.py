@@ -1,10 +1,9 @@
 """What `explain_model` reports of attention is what the call runs."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import pytest
+from test_models import change
 
 from attnlab import BACKENDS, explain_model, heads
 from attnlab.attention.masks import Edges
@@ -45,19 +44,15 @@ def chosen(report):
     return report["chosen"]["order"], *backends
 
 
-def change(**fields):
-    return dataclasses.replace(WIDE, **fields)
-
-
 TALKING = heads.Wide(num_heads=4, biases=QKVO, extras=(heads.TalkingHeads(),))
 GIVEN = Attention(order="bilinear", implementation="dense")
 CASES = [
     # config, order, backend: wide heads need no keys of their own, long texts go in blocks
     (WIDE, "bilinear", "blockwise"),
-    (change(heads=TALKING), "bilinear", "dense"),
-    (change(sharing="cla:2"), "factored", "blockwise"),
-    (change(positions=Rotary()), "factored", "blockwise"),
-    (change(attention=GIVEN, dropout=Dropout(attention=0.1)), "bilinear", "dense"),
+    (change(WIDE, heads=TALKING), "bilinear", "dense"),
+    (change(WIDE, sharing="cla:2"), "factored", "blockwise"),
+    (change(WIDE, positions=Rotary()), "factored", "blockwise"),
+    (change(WIDE, attention=GIVEN, dropout=Dropout(attention=0.1)), "bilinear", "dense"),
 ]
 
 
@@ -70,7 +65,7 @@ def test_the_call_that_runs(config, order, backend, monkeypatch):
 
 
 def test_both_stacks_and_cross_attention(monkeypatch):
-    config = change(kind="encoder_decoder", encoder=EncoderConfig(num_layers=2))
+    config = change(WIDE, kind="encoder_decoder", encoder=EncoderConfig(num_layers=2))
     inputs = {"source": shape(8, 2048), "tokens": shape(8, 16)}
     report, calls = ran(monkeypatch, config, inputs)
     expected = {
@@ -84,7 +79,7 @@ def test_both_stacks_and_cross_attention(monkeypatch):
 
 
 def test_edges_and_a_device_that_cannot_run(monkeypatch):
-    config = change(kind="encoder", heads=heads.Standard(num_heads=4))
+    config = change(WIDE, kind="encoder", heads=heads.Standard(num_heads=4))
     inputs = {"tokens": shape(1, 9), "mask": Edges(shape(20), shape(20))}
     report, calls = ran(monkeypatch, config, inputs)
     assert chosen(report["layers"]["self"]) == ("factored", "edges")

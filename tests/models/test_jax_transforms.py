@@ -1,26 +1,17 @@
 """Public functions under jit, grad, vmap, scan and shard_map, in three precisions."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close, deep, two_devices
+from conftest import assert_close, deep, shape, two_devices
 from jax.sharding import PartitionSpec as P
+from random_models import random_like, random_params
+from test_models import SMALL, change
 
 import attnlab
-from attnlab import heads, masks
-from attnlab.models import (
-    FFN,
-    Compute,
-    LayerSpec,
-    Learned,
-    ModelConfig,
-    ModelInputs,
-    Rotary,
-    init_layer,
-)
+from attnlab import heads, masks, models
+from attnlab.models import FFN, LayerSpec, ModelInputs
 from attnlab.models.ffn import init_ffn
 from attnlab.sharing import Plan
 
@@ -29,92 +20,66 @@ LAYOUT = heads.Standard(
 )
 SPEC = LayerSpec(heads=LAYOUT, ffn=FFN(width=5))
 PLAN = Plan(attention=(0, 1, 0), ffn=(0, 0, 1))
-MODEL = ModelConfig(
-    vocab_size=11, max_len=5, width=6, num_layers=2, heads=heads.Standard(num_heads=3, head_dim=4),
-    ffn=FFN(width=7), sharing="albert", positions=Rotary(),
-)  # fmt: skip
+MODEL = change(SMALL, sharing="albert", positions=models.Rotary())
 
 
-def draw(dtype, *shape):
-    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape), dtype)
-
-
-def tree(dtype, init):
-    """Random weights in the shapes that `init(key)` makes."""
-    shapes = jax.eval_shape(init, jax.random.key(0))
-    return jax.tree.map(lambda a: draw(dtype, *a.shape), shapes)
-
-
-def init_sublayers(key):
-    return {name: init(key) for name, init in init_layer(SPEC).items()}
-
-
-def init_model(key):
-    return MODEL.build().init(key, jnp.ones((1, 5), int))["params"]
+def shapes(init, *inputs):
+    """Of the weights that `init(key, *inputs)` makes."""
+    return jax.eval_shape(init, jax.random.key(0), *inputs)
 
 
 def hidden(params, x):
-    config = dataclasses.replace(MODEL, compute=Compute(dtype=x.dtype.name))
+    config = change(MODEL, compute=models.Compute(dtype=x.dtype.name))
     return attnlab.run_model(params, x, config).hidden
 
 
-def init_heads(key):
-    return heads.init(key, LAYOUT)
-
-
 def module(built, output=lambda made: made):
-    """(function of weights and inputs, init) of a Flax module."""
-    example = jnp.ones((1, 5, 6))
-    return (
-        lambda params, x: output(built.apply({"params": params}, x)),
-        lambda key: built.init(key, example)["params"],
-    )
+    """(function of weights and inputs, shapes of the weights) of a Flax module."""
+    made = shapes(built.init, jnp.ones((1, 5, 6)))["params"]
+    return lambda params, x: output(built.apply({"params": params}, x)), made
 
 
-def init_factors(key):
-    return jnp.ones(4)
-
-
-QKV, INPUTS, MIXTURES = (2, 5, 3, 4), (2, 5, 6), (2, 5, 11)
-ATTENTION, INIT_ATTENTION = module(attnlab.MultiHeadAttention(LAYOUT))
-FEED_FORWARD, INIT_FFN = module(attnlab.FeedForward(FFN(width=7)))
-LAYERS, INIT_LAYERS = module(attnlab.LayerStack(SPEC, PLAN), lambda made: made.x)
+QKV, INPUTS, MIXTURES = (2, 5, 3, 4), (2, 5, 6), (2, 5, 19)
+FACTORS = shape(4)
 EDGES = attnlab.masks.Edges(jnp.array([0, 1, 2, 4, 0]), jnp.array([1, 1, 0, 3, 4]))
 
 
-# name -> (function of (weights, batch), init of the weights, shape of the batch)
+# name -> (function of (weights, batch), shapes of the weights, shape of the batch)
 FUNCTIONS = {
     "dot_product_attention": (
-        lambda w, x: attnlab.dot_product_attention(x, x, x * w, is_causal=True), init_factors, QKV
+        lambda w, x: attnlab.dot_product_attention(x, x, x * w, is_causal=True), FACTORS, QKV
     ),
     "attention over edges": (
-        lambda w, x: attnlab.dot_product_attention(x, x, x * w, mask=EDGES), init_factors, QKV
+        lambda w, x: attnlab.dot_product_attention(x, x, x * w, mask=EDGES), FACTORS, QKV
     ),
     "attention_fn": (
-        lambda w, x: attnlab.adapters.attention_fn(x, x, x * w, mask=masks.causal(5)),
-        init_factors, QKV,
+        lambda w, x: attnlab.adapters.attention_fn(x, x, x * w, mask=masks.causal(5)), FACTORS, QKV
     ),
     "multi_head_attention": (
-        lambda w, x: attnlab.multi_head_attention(w, x, LAYOUT), init_heads, INPUTS
+        lambda w, x: attnlab.multi_head_attention(w, x, LAYOUT),
+        shapes(lambda key: heads.init(key, LAYOUT)), INPUTS,
     ),
     "feed_forward": (
-        lambda w, x: attnlab.feed_forward(w, x, FFN(width=5)),
-        lambda key: init_ffn(key, 6, FFN(width=5)), INPUTS,
+        lambda w, x: attnlab.feed_forward(w, x, SPEC.ffn),
+        shapes(lambda key: init_ffn(key, 6, SPEC.ffn)), INPUTS,
     ),
     "transformer_layer": (
-        lambda w, x: attnlab.transformer_layer(w, x, SPEC).x, init_sublayers, INPUTS
+        lambda w, x: attnlab.transformer_layer(w, x, SPEC).x,
+        {name: shapes(init) for name, init in models.init_layer(SPEC).items()}, INPUTS,
     ),
-    "MultiHeadAttention": (ATTENTION, INIT_ATTENTION, INPUTS),
-    "FeedForward": (FEED_FORWARD, INIT_FFN, INPUTS),
-    "LayerStack": (LAYERS, INIT_LAYERS, INPUTS),
-    "run_model": (hidden, init_model, MIXTURES),
+    "MultiHeadAttention": (*module(attnlab.MultiHeadAttention(LAYOUT)), INPUTS),
+    "FeedForward": (*module(attnlab.FeedForward(FFN(width=7))), INPUTS),
+    "LayerStack": (*module(attnlab.LayerStack(SPEC, PLAN), lambda made: made.x), INPUTS),
+    "run_model": (hidden, models.param_shapes(MODEL), MIXTURES),
 }  # fmt: skip
 
 
-def call_of(name, dtype):
+def call_of(name, dtype, request):
     """A function with its weights and its batch."""
-    run, init, shape = FUNCTIONS[name]
-    return run, tree(dtype, init), draw(dtype, *shape)
+    if dtype == "float64":
+        request.getfixturevalue("x64")
+    run, weights, batch = FUNCTIONS[name]
+    return run, *(random_like(a, dtype=dtype) for a in (weights, shape(*batch)))
 
 
 def all_transforms(run, w, x):
@@ -133,9 +98,7 @@ def all_transforms(run, w, x):
 @pytest.mark.parametrize("dtype", deep(["float32", "bfloat16", "float64"], "float32"))
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_transformations(name, dtype, request):
-    if dtype == "float64":
-        request.getfixturevalue("x64")
-    run, w, x = call_of(name, dtype)
+    run, w, x = call_of(name, dtype, request)
 
     @jax.jit
     def everything(w, x):
@@ -155,9 +118,7 @@ def test_transformations(name, dtype, request):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_precision_is_kept(name, dtype, request):
     """Of the result and of every gradient."""
-    if dtype == "float64":
-        request.getfixturevalue("x64")
-    run, *arrays = call_of(name, dtype)
+    run, *arrays = call_of(name, dtype, request)
     value = lambda w, x: (jnp.sum(run(w, x)), run(w, x))
     found = jax.eval_shape(jax.grad(value, (0, 1), True), *arrays)
     assert {a.dtype for a in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
@@ -172,8 +133,8 @@ def by_rows(run):
 @pytest.mark.parametrize("plan", ["separate", "cla:2"])
 def test_arrays_that_a_call_makes_inside_shard_map(plan, padded):
     """Buffers of shared keys and values, and a cache."""
-    config = dataclasses.replace(MODEL, num_layers=4, sharing=plan)
-    params = tree("float32", lambda key: config.build().init(key, jnp.ones((1, 5), int))["params"])
+    config = change(MODEL, num_layers=4, sharing=plan)
+    params = random_params(config)
     tokens = jnp.array([[1, 2, 3, 4], [5, 6, 7, 0]])
 
     def logits(params, tokens, cache=None):
@@ -195,9 +156,8 @@ def test_arrays_that_a_call_makes_inside_shard_map(plan, padded):
 
 def test_weights_of_numpy_may_be_closed_over():
     """Also by a compiled function that is given positions."""
-    config = dataclasses.replace(MODEL, positions=Learned())
-    shapes = jax.eval_shape(lambda: config.build().init(jax.random.key(0), jnp.ones((1, 5), int)))
-    params = jax.tree.map(lambda a: np.ones(a.shape, a.dtype), shapes)
+    config = change(MODEL, positions=models.Learned())
+    params = jax.tree.map(lambda a: np.ones(a.shape, a.dtype), models.param_shapes(config))
     inputs = ModelInputs(positions=np.arange(3))
     run = lambda tokens: attnlab.run_model(params, tokens, config, inputs).logits
-    assert jax.eval_shape(run, jnp.ones((2, 3), int)).shape == (2, 3, 11)
+    assert jax.eval_shape(run, jnp.ones((2, 3), int)).shape == (2, 3, 19)

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close
+from random_models import random_like
 from scipy.special import erf
 
-from attnlab import Plan, capture, heads, layer_norm, models, multi_head_attention, rms_norm
+from attnlab import Plan, heads, layer_norm, models, multi_head_attention, rms_norm
 from attnlab.models import FFN, FeedForward, LayerSpec, LayerStack, ModelConfig, MultiHeadAttention
 from attnlab.models.ffn import dropout, ffn_shapes
 from attnlab.models.specs import Activation, NormPosition
@@ -17,6 +18,7 @@ from attnlab.models.specs import Activation, NormPosition
 HEADS = heads.Standard(width=6, num_heads=2)
 SPEC = LayerSpec(heads=HEADS, ffn=FFN(width=10), is_causal=True)
 PLAN = Plan(attention=(0, 1), ffn=(0, 1))
+WIDE = heads.Wide(width=6, num_heads=2)
 
 
 def draw(*shape, seed=0):
@@ -24,10 +26,8 @@ def draw(*shape, seed=0):
 
 
 def make(spec):
-    inits = models.init_layer(spec)
-    shapes = jax.eval_shape(lambda key: {p: f(key) for p, f in inits.items()}, jax.random.key(0))
-    leaves, tree = jax.tree.flatten(shapes)
-    return jax.tree.unflatten(tree, [draw(*a.shape, seed=i) for i, a in enumerate(leaves)])
+    inits, key = models.init_layer(spec), jax.random.key(0)
+    return random_like({name: jax.eval_shape(init, key) for name, init in inits.items()})
 
 
 def own(params):
@@ -46,9 +46,7 @@ def test_a_layer_of_attention_alone():
     expected = x + 3 * multi_head_attention(own(a), layer_norm(a["norm"], x), layout)
     assert_close(models.transformer_layer(params, x, spec).x, expected)
     config = ModelConfig(ffn=FFN(width=0), num_layers=2, sharing="albert")
-    shapes = models.param_shapes(config)
-    assert set(shapes["layers"]) == {"attention"}
-    assert sum(a.size for a in jax.tree.leaves(shapes)) == models.num_parameters(config)
+    assert set(models.param_shapes(config)["layers"]) == {"attention"}
 
 
 @pytest.mark.parametrize("position", NormPosition.__args__)
@@ -58,7 +56,6 @@ def test_cross_attention_comes_between(position):
     params, x, source = make(spec), draw(2, 5, 6, seed=9), draw(2, 4, 6, seed=8)
     mask = jnp.asarray(np.arange(4) < 3)[None, None, None]
     inputs = models.LayerInputs(source=models.Source(source, mask))
-    names = ("probs", "cross.probs")
     steps = {
         "attention": lambda w, y: multi_head_attention(own(w), y, HEADS, is_causal=True),
         "cross": lambda w, y: multi_head_attention(own(w), y, cross, source, mask=mask),
@@ -84,32 +81,28 @@ def test_cross_attention_comes_between(position):
                 y = y + rms_norm(w["norm_after"], f(w, normed), eps=1e-5)
             else:
                 y = y + f(w, normed)
-        return capture(models.transformer_layer, params, x, spec, inputs, names=names), y
+        return models.transformer_layer(params, x, spec, inputs).x, y
 
-    (outputs, values), expected = both(params, x)
-    assert_close(outputs.x, expected)
-    assert values["probs"].shape == (2, 2, 5, 5)
-    assert values["cross.probs"].shape == (2, 3, 5, 4)
-    assert not values["cross.probs"][..., 3].any()
+    assert_close(*both(params, x))
 
 
-def test_initial_scales():
-    spec = LayerSpec(heads=heads.Standard(width=64, num_heads=4), ffn=FFN(width=256))
-    inits = models.init_layer(spec, residual_scale=0.5)
-    params = jax.jit(lambda key: {p: f(key) for p, f in inits.items()})(jax.random.key(0))
-    expected = {("ffn", "up"): 64**-0.5, ("ffn", "down"): 0.5 * 256**-0.5,
-                ("attention", "o"): 0.5 * 64**-0.5, ("attention", "q"): 64**-0.5}  # fmt: skip
-    for (sublayer, name), std in expected.items():
-        np.testing.assert_allclose(jnp.std(params[sublayer][name]), std, rtol=0.03)
-    np.testing.assert_array_equal(params["ffn"]["norm"]["scale"], np.ones(64))
-    config = models.ModelConfig(
+@pytest.mark.parametrize("std", [None, 0.7])
+def test_initial_scales(std):
+    """Those of what writes into the residual stream by the depth of each stack."""
+    config = ModelConfig(
         kind="encoder_decoder", num_layers=1, encoder=models.EncoderConfig(num_layers=8),
-        init=models.Init(std=1.0, residual="depth"),
+        init=models.Init(std=std, residual="depth"),
     )  # fmt: skip
     tokens = jnp.ones((1, 2), int)
     params = jax.jit(config.build().init)(jax.random.key(0), tokens, source=tokens)["params"]
-    for stack, std in (("layers", 2**-0.5), ("encoder_layers", 0.25)):  # each by its own depth
-        np.testing.assert_allclose(jnp.std(params[stack]["attention"]["o"]), std, rtol=0.03)
+    for stack, depth in (("layers", 2**-0.5), ("encoder_layers", 0.25)):
+        attention, ffn = params[stack]["attention"], params[stack]["ffn"]
+        for a, fan_in, scale in (
+            (attention["q"], 64, 1), (attention["o"], 64, depth), (ffn["up"], 64, 1),
+            (ffn["down"], 256, depth),
+        ):  # fmt: skip
+            np.testing.assert_allclose(jnp.std(a), scale * (std or fan_in**-0.5), rtol=0.03)
+        np.testing.assert_array_equal(ffn["norm"]["scale"], 1)
 
 
 # FFN, dropout, modules ----------------------------------------------------------------------------
@@ -155,74 +148,74 @@ def test_dropout_keeps_the_mean_and_needs_a_key():
     assert dropout(x, 0.0, jax.random.key(0)) is x
 
 
-def test_modules_own_parameters_and_call_the_functions():
-    layout = heads.Standard(width=12, num_heads=3, biases=("q", "k", "v", "o"))
-    x, module = draw(2, 5, 12), MultiHeadAttention(layout, dropout_rate=0.5)
-    params = module.init(jax.random.key(0), x)["params"]
-    got = module.apply({"params": params}, x, is_causal=True)
-    assert_close(got, multi_head_attention(params["heads"], x, layout, is_causal=True))
+def test_options_of_a_module_and_of_its_call():
+    """Those of the call take precedence."""
+    module, x = MultiHeadAttention(HEADS, dropout_rate=0.5), draw(2, 5, 6)
+    variables = module.init(jax.random.key(0), x)
     with pytest.raises(ValueError, match=r"pass rngs=\{'dropout': key\}"):
-        module.apply({"params": params}, x, deterministic=False)
+        module.apply(variables, x, deterministic=False)
     with pytest.raises(ValueError, match="nonsense"):
-        module.apply({"params": params}, x, implementation="nonsense")
+        module.apply(variables, x, implementation="nonsense")
     own = {"dropout_rate": 0.9, "dropout_key": jax.random.key(1)}
-    got = module.apply(
-        {"params": params}, x, deterministic=False, rngs={"dropout": jax.random.key(2)}, **own
-    )
-    assert_close(got, multi_head_attention(params["heads"], x, layout, **own))
-    module = FeedForward(FFN(width=7), dropout_rate=0.5)
-    params = module.init(jax.random.key(0), x)["params"]
-    assert params["ffn"]["up"].shape == (12, 7)
+    call = {"deterministic": False, "rngs": {"dropout": jax.random.key(2)}, **own}
+    expected = multi_head_attention(variables["params"]["heads"], x, HEADS, **own)
+    assert_close(module.apply(variables, x, **call), expected)
     with pytest.raises(ValueError, match="a width of at least 1, not 0"):
         FeedForward(FFN(width=0)).init(jax.random.key(0), x)
     with pytest.raises(ValueError, match="ffn must be of type FFN, not 7"):
         FeedForward(7).init(jax.random.key(0), x)
     with pytest.raises(TypeError, match="num_heads"):
         MultiHeadAttention(num_heads=4)
-    assert_close(
-        module.apply({"params": params}, x), models.feed_forward(params["ffn"], x, FFN(width=7))
-    )
-    module, x = LayerStack(SPEC, PLAN), draw(2, 5, 6)
-    params, names = module.init(jax.random.key(0), x)["params"], ("probs", "residual")
+
+
+def run_stack(params, x, **options):
     layers = {"layers": models.LayersOfType(params=params, plan=PLAN, spec=SPEC)}
-    got = module.apply({"params": params}, x, capture=names)
-    assert_close(got, models.run_layers(layers, ["layers"] * 2, x, capture=names))
+    return models.run_layers(layers, ["layers"] * 2, x, **options)
 
 
-ALBERT = Plan(attention=(0, 0), ffn=(0, 0))
-OTHERS = {
+MODULES = {
+    # name -> module, what it computes, options, a module of other parameters, the error for these
     "heads": (
-        MultiHeadAttention(heads.Wide(width=6, num_heads=2)), MultiHeadAttention(HEADS),
-        r"'heads/k' has shape \(6, 2, 3\)",
+        MultiHeadAttention(HEADS, dropout_rate=0.5),
+        lambda w, x, **options: multi_head_attention(w["heads"], x, HEADS, **options),
+        {"is_causal": True}, MultiHeadAttention(WIDE), r"'heads/k' has shape \(6, 2, 6\)",
     ),
-    "FFN": (FeedForward(FFN(width=7)), FeedForward(FFN(width=8)), r"'ffn/down' has shape \(8, 6\)"),
-    "plan": (LayerStack(SPEC, ALBERT), LayerStack(SPEC, PLAN), "change_plan"),
+    "FFN": (
+        FeedForward(FFN(width=7), dropout_rate=0.5),
+        lambda w, x: models.feed_forward(w["ffn"], x, FFN(width=7)), {},
+        FeedForward(FFN(width=8)), r"'ffn/down' has shape \(8, 6\)",
+    ),
     "stack": (
-        LayerStack(SPEC, PLAN),
-        LayerStack(dataclasses.replace(SPEC, heads=heads.Wide(width=6, num_heads=2)), PLAN),
-        "layers/attention/k",
+        LayerStack(SPEC, PLAN), run_stack, {"capture": ("probs", "residual")},
+        LayerStack(SPEC, Plan(attention=(0, 0), ffn=(0, 1))), "layers/attention/k.*change_plan",
     ),
-    "model": (ModelConfig().build(), ModelConfig(width=60).build(), r"'embedding' has shape \(256"),
+    "model": (
+        ModelConfig().build(), lambda w, x: models.run_model(w, x, ModelConfig()), {},
+        ModelConfig(width=60).build(), r"'embedding' has shape \(256",
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_modules_refuse_weights_of_another_and_what_is_no_weights(name):
-    module, other, message = OTHERS[name]
-    x = jnp.ones((1, 5), int) if name == "model" else jnp.ones((1, 5, 6))
-    shapes = jax.eval_shape(other.init, jax.random.key(0), x)
-    variables = jax.tree.map(lambda a: jnp.zeros(a.shape), shapes)
-    params = variables["params"]
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_own_parameters_and_call_the_functions(name):
+    """They refuse those of another module, what is no parameters, and unknown options."""
+    module, function, options, other, message = MODULES[name]
+    key, x = jax.random.key(0), draw(2, 5, 6)
+    x = jnp.abs(x[..., 0]).astype(int) if name == "model" else x
+    variables = jax.jit(module.init)(key, x)
+    got = module.apply(variables, x, **options)
+    assert_close(got, function(variables["params"], x, **options))
+    another = jax.tree.map(lambda a: jnp.zeros(a.shape), jax.eval_shape(other.init, key, x))
     for given, part in (
-        (variables, message),
-        (params, r"takes \{'params': params\}"),
-        ({"params": variables}, "'params': params"),
+        (another, message),
+        *((one, r"takes \{'params': params\}") for one in (another["params"], x, {"params": x})),
+        ({"params": another}, "'params': params"),
         ({"params": {}}, "is missing"),
     ):
         with pytest.raises(ValueError, match=part):
             module.apply(given, x)
     with pytest.raises(TypeError, match="training"):
-        module.init(jax.random.key(0), x, training=True)
+        module.init(key, x, training=True)
     if name != "heads":
         with pytest.raises(TypeError, match="training"):
             module.apply(variables, x, training=True)

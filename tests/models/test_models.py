@@ -108,7 +108,7 @@ def test_relative_positions_per_layer_are_one_table_each(x64):
         SMALL, positions=models.Relative(buckets=8, max_distance=6, per_layer=True),
         sharing="0,1,0", compute=Compute(dtype="float64"),
     )  # fmt: skip
-    params = jax.tree.map(lambda a: a.astype(jnp.float64), random_params(config))
+    params = random_params(config)
     tables, attention = params["relative_bias"], params["layers"]["attention"]
     assert tables.shape == (3, 8, 3)
     attention["o"] = 0 * attention["o"]
@@ -125,14 +125,12 @@ def test_relative_positions_per_layer_are_one_table_each(x64):
 
 def test_a_model_in_bfloat16_tells_positions_beyond_256_apart():
     """What a head attends to is that of the float32 model: a shift by one of 600 moves it."""
-    fields = {"width": 8, "num_layers": 1, "max_len": 600, "positions": Rotary(), "vocab_size": 5}
-    config = ModelConfig(**fields, heads=heads.Standard(num_heads=1), ffn=FFN(width=4))
-    params = random_params(config)
-    tokens = jnp.full((1, 600), 3)
+    config = change(SMALL, num_layers=1, max_len=600, positions=Rotary())
+    params, tokens = random_params(config), jnp.full((1, 600), 3)
 
     def probs(dtype):
-        model = dataclasses.replace(config, compute=Compute(dtype=dtype)).build()
-        return model.apply({"params": params}, tokens, capture=("probs",)).captured["probs"][0]
+        run, _ = make(change(config, compute=Compute(dtype=dtype)), capture=("probs",))
+        return run(params, tokens).captured["probs"][0]
 
     ours, exact = (np.asarray(probs(dtype), float) for dtype in ("bfloat16", "float32"))
     np.testing.assert_allclose(ours[0, 0, 599], exact[0, 0, 599], atol=0.1 * exact[0, 0, 599].max())
@@ -179,12 +177,8 @@ def test_a_row_of_padding_is_pooled_to_zeros(pooler):
 @pytest.mark.parametrize("pooler", deep(["max", "mean", "each"], "max"))
 def test_poolers_have_finite_gradients(pooler):
     """The gradient of a maximum must not compare with a value that is computed a second time."""
-    config = change(
-        SMALL, max_len=7, norm=Norm(bias=False), positions=models.Sinusoidal(), sharing="relaxed:2",
-        embedding=Embedding(width=12, scale=2.0, token_types=2), delta_rank=2,
-        output=models.OutputHead(pooler=pooler, num_classes=3),
-        heads=heads.Standard(num_heads=2, scale=0.3, biases=("k",)), compute=Compute(remat=False),
-    )  # fmt: skip
+    output = models.OutputHead(pooler=pooler, num_classes=3)
+    config = change(SMALL, sharing="relaxed:2", output=output, compute=Compute(remat=False))
     run, _ = make(config)
     gradients = jax.jit(jax.grad(lambda p: jnp.mean(run(p, TOKENS).classes ** 2)))
     for seed in range(3):
@@ -193,11 +187,10 @@ def test_poolers_have_finite_gradients(pooler):
 
 
 def test_a_token_is_a_row_of_features():
-    """A single 1 in the vocabulary is the token; half of two tokens is the mean of both."""
+    """Half of two tokens is the mean of both. A single 1 is the token: see the random models."""
     config = change(SMALL, kind="encoder", positions=NoPositions())
     run, params = make(config, capture=("embeddings",))
     words, table = jax.nn.one_hot(TOKENS, 19), params["embedding"]
-    assert_close(run(params, words).logits, run(params, TOKENS).logits, loosen=10)
     halves = run(params, (words + words[:, ::-1]) / 2).captured["embeddings"]
     assert_close(halves, (table[TOKENS] + table[TOKENS[:, ::-1]]) / 2)
     run, params = make(change(config, embedding=Embedding(zero_token=int(TOKENS[0, 0]))))
@@ -228,8 +221,6 @@ def test_an_encoder_with_another_number_of_heads():
     )  # fmt: skip
     run, params = make(config)
     assert params["layers"]["cross"]["q"].shape == (1, 12, 3, 6)
-    assert params["encoder_layers"]["attention"]["q"].shape == (2, 12, 4, 6)
-    assert params["encoder_relative_bias"].shape == (8, 4)
     alone = change(
         config, kind="encoder", num_layers=2, encoder=None, heads=change(layout, num_heads=4)
     )

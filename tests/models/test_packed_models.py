@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 from conftest import assert_close, deep
 from random_models import random_params
+from test_models import SMALL, change
 
 from attnlab import models
 from attnlab import nnx as attnlab_nnx
 from attnlab.heads import Standard, Wide
-from attnlab.models import FFN, Alibi, LayerOverrides, Learned, ModelConfig, Relative, run_model
+from attnlab.models import FFN, Alibi, LayerOverrides, Learned, Relative, run_model
 
-SMALL = {
-    "vocab_size": 11, "max_len": 6, "width": 8, "num_layers": 3, "heads": Standard(num_heads=2),
-    "ffn": FFN(width=8),
-}  # fmt: skip
+SHORT = change(SMALL, max_len=6, heads=Standard(num_heads=3))
 MODELS = {
     "learned, decoder": {"positions": Learned(), "sharing": "albert"},
     "learned, padding not counted": {
@@ -54,7 +52,7 @@ QUICK = ("learned, decoder", "rotary, windows", "encoder and decoder, relative")
 @pytest.mark.parametrize("case", deep(MODELS, *QUICK))
 def test_a_packed_text_is_the_text_alone(case):
     """A row of 17 tokens in a model of texts of at most 6; padding may hold any token."""
-    config = ModelConfig(**SMALL | MODELS[case])
+    config = change(SHORT, **MODELS[case])
     rng = np.random.default_rng(0)
     params = random_params(config, scale=0.5)
     model, tokens, source = config.build(), *rng.integers(0, 11, (2, 1, 17))
@@ -87,8 +85,7 @@ def test_a_packed_text_is_the_text_alone(case):
 
 
 def test_other_ways_to_call():
-    config = ModelConfig(**SMALL)
-    params = random_params(config, scale=0.5)
+    config, params = SHORT, random_params(SHORT, scale=0.5)
     tokens, ids = jnp.arange(10)[None], packed((4, 5), 10)
     expected = config.build().apply({"params": params}, tokens, segments=ids).logits
     module = attnlab_nnx.Transformer(config, params=params)

@@ -2,18 +2,19 @@
 sharing, captured values, counts, budgets, configs as text, one training step."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import deep, product_flops
+from conftest import assert_close, deep, product_flops
 from hypothesis import HealthCheck, Phase, given, settings
-from random_models import LENGTH, VOCAB, configs
+from random_models import LENGTH, VOCAB, configs, random_params
+from test_budget import assert_nearest
 
 from attnlab import heads, models, prefill
 from attnlab.models import flags
-from attnlab.models.budget import match_budget, with_size
 from attnlab.models.cost import weight_flops
 from attnlab.models.describe import describe
 from attnlab.models.ffn import inactive_parameters
@@ -22,40 +23,22 @@ from attnlab.transforms import unshare, untie_encoder
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(1, VOCAB, (2, LENGTH)))
 SOURCE = jnp.asarray(np.random.default_rng(1).integers(1, VOCAB, (2, 5)))
 SOURCE_MASK = jnp.asarray(np.arange(5) < [[5], [3]])
-TOLERANCE = 2e-4
+assert_near = functools.partial(assert_close, loosen=10)
 
 
 class Case:
     """A model with random parameters."""
 
     def __init__(self, config):
-        self.config = config
-        self.model = self.config.build()
-        self.inputs = {}
-        if self.config.encoder is not None:
+        self.config, self.model, self.inputs = config, config.build(), {}
+        if config.encoder is not None:
             self.inputs = {"source": SOURCE, "source_padding_mask": SOURCE_MASK}
-        rng = np.random.default_rng(2)
         # Away from initial values, where biases, sinks and deltas are zero.
-        self.shapes = models.param_shapes(config)
-        self.params = jax.tree.map(
-            lambda a: jnp.asarray(0.4 * rng.normal(size=a.shape) + (a.ndim < 3) * 0.1, a.dtype),
-            self.shapes,
-        )
+        self.params = random_params(config, seed=2, scale=0.4)
         self.apply = jax.jit(self._apply)
 
     def _apply(self, params, tokens, **more):
         return self.model.apply({"params": params}, tokens, **(self.inputs | more))
-
-    @property
-    def is_causal(self):
-        return self.config.kind != "encoder"
-
-
-def assert_near(got, expected):
-    assert got.shape == expected.shape
-    got, expected = (np.asarray(a, np.float64) for a in (got, expected))
-    scale = max(np.abs(expected).max(initial=0), 1.0)
-    np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE * scale)
 
 
 def check_causality(case, whole):
@@ -63,7 +46,7 @@ def check_causality(case, whole):
     assert np.isfinite(whole).all()
     moved = np.abs(np.asarray(changed - whole)).max((0, 2))
     assert moved[4] > 0
-    if case.is_causal:
+    if case.config.kind != "encoder":
         # Experts compute rows in blocks, whose bits depend on the rows beside them.
         assert (moved[:4] <= (1e-5 * np.abs(whole).max() if has_experts(case.config) else 0)).all()
 
@@ -136,9 +119,9 @@ def check_eager_call(case, whole):
 
 def check_counts(case):
     """Parameters by formula and by the tree; FLOPs by formula and traced."""
-    config = case.config
+    config, shapes = case.config, models.param_shapes(case.config)
     assert models.num_parameters(config) == sum(a.size for a in jax.tree.leaves(case.params))
-    assert not any(a.weak_type for a in jax.tree.leaves(case.shapes))  # a step would compile again
+    assert not any(a.weak_type for a in jax.tree.leaves(shapes))  # a step would compile again
     repeated = sum((n - 1) * size for n, size in models.parameters_by_uses(config).items())
     unused = sum(
         inactive_parameters(12, stack.layer.ffn) * stack.plan.num_layers
@@ -159,7 +142,7 @@ def check_counts(case):
     run = lambda p: plain.build().apply({"params": p}, TOKENS, **inputs)
     pooler, width, classes = config.output.pooler, config.width, config.output.num_classes
     once = width * width * (pooler == "first") + width * classes * (pooler not in (None, "each"))
-    assert product_flops(jax.make_jaxpr(run)(case.shapes).jaxpr) == (
+    assert product_flops(jax.make_jaxpr(run)(shapes).jaxpr) == (
         2 * LENGTH * models.flops_per_token(config, LENGTH) + weight_flops(config) + 2 * 2 * once
     )
 
@@ -167,16 +150,8 @@ def check_counts(case):
 def check_budget(config):
     """No other width of the FFN has a nearer cost."""
     reference = models.ModelConfig(width=12, heads=heads.Standard(num_heads=3), num_layers=5)
-    costs = {
-        "parameters": models.num_parameters,
-        "flops": lambda config: models.flops_per_token(config, LENGTH),
-    }
-    for budget, cost in costs.items():
-        found = match_budget(config, reference, budget, length=LENGTH)
-        assert (found.cost, found.cost + found.remainder) == (cost(found.config), cost(reference))
-        for step in (-1, 1):
-            other = with_size(config, "ffn.width", found.config.ffn.width + step)
-            assert abs(found.remainder) <= abs(cost(reference) - cost(other))
+    for budget in ("parameters", "flops"):
+        assert_nearest(config, reference, budget)
 
 
 def check_text(config):
@@ -228,7 +203,7 @@ def check(config):
     check_eager_call(case, whole)
     check_causality(case, whole)
     check_padding(case, whole)
-    if case.is_causal:
+    if config.kind != "encoder":
         check_decoding(case, whole)
     check_plan(case, whole)
     check_counts(case)

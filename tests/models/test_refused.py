@@ -11,13 +11,11 @@ from test_models import SMALL, SOURCE, TOKENS, change
 from attnlab import heads, models
 from attnlab.interpret import head_gates
 from attnlab.models import Attention, LayerOverrides, ModelConfig, OutputHead, from_dict, from_json
-from attnlab.sharing import Plan
 
 BOTH = (TypeError, ValueError)
 ENCODER_DECODER = change(SMALL, kind="encoder_decoder")
 TALKING = heads.Standard(num_heads=4, extras=(heads.TalkingHeads(),))
 IMAGES = models.Images(height=6, width=15, channels=2, patch_height=3, patch_width=5)
-TWO = Plan(attention=(0, 1), ffn=(0, 1))
 ROTARY, RELATIVE = heads.Standard(num_heads=2, head_dim=3), models.Relative()
 
 
@@ -36,17 +34,17 @@ def layout(name="wide", **fields):
     return from_dict({"heads": {"layout": name, "num_heads": 2, **fields}})
 
 
-def with_encoder(**fields):
-    return ModelConfig(
-        kind="encoder_decoder", num_layers=2, sharing=TWO, encoder=models.EncoderConfig(**fields)
-    )
-
-
 def backend(name, **fields):
     return ModelConfig(attention=Attention(implementation=name), **fields)
 
 
+# "package.module:name" is for registries, whose entries are objects.
+FIXED_NAME = "unknown .*'math:sin'.* known: "
 CONFIGS = [
+    (lambda: models.FFN(width=5, activation="math:sin"), FIXED_NAME),
+    (lambda: head_gates(SMALL, "math:sin"), FIXED_NAME),
+    (lambda: head_gates(SMALL, by="math:sin"), FIXED_NAME),
+    *((lambda k=k: models.limit_logits(TOKENS, top_k=k), f"top_k .* 7, not {k}") for k in (0, 8)),
     (lambda: Attention(position_scale=(0.1,)), "position_scale must be a tuple of 2"),
     (lambda: Attention(position_scale=(0.1, 0)), "position_scale must be a finite number"),
     (lambda: SMALL.build().init(0, TOKENS), r"random key first, as of jax\.random\.key\(0\)"),
@@ -64,7 +62,8 @@ CONFIGS = [
     (lambda: ModelConfig(encoder=models.EncoderConfig()), "encoder"),
     (lambda: models.EncoderConfig(num_heads=4, shares_decoder=True),
      "both stacks have the same heads"),
-    (lambda: with_encoder(num_layers=3), r"encoder\.sharing"),
+    (lambda: change(ENCODER_DECODER, sharing="0,1,2", encoder=models.EncoderConfig(num_layers=2)),
+     r"encoder\.sharing"),
     # Layer types.
     (lambda: ModelConfig(layer_types=((1, LayerOverrides(window=3)), 1)), "LayerOverrides"),
     (lambda: types((0, {"window": 3}), (1, {})), "number of layers"),
@@ -97,9 +96,6 @@ CONFIGS = [
     (lambda: layout(extras={"gate": {"on": False, "by": "element"}}), "gate.on=True"),
     (lambda: layout(extras={"gate": 3}), "heads.extras.gate must be a dict of its fields, not 3"),
     (lambda: layout(biases=3), "biases must be names .* not 3"),
-    (lambda: models.describe(SMALL, 0), "length"),
-    (lambda: from_dict({"positions": {"kind": "learned", "base": 5.0}}), "pad_token, offset"),
-    (lambda: from_dict({"ffn": {"widht": 3}}), "ffn has no field 'widht': .* are width, "),
     (lambda: from_dict({"widht": 3}), "a model config has no field 'widht': .* are kind, "),
     (lambda: from_dict({"sharing": "Plan(attention=0"}), "sharing: cannot parse 'Plan"),
     (lambda: from_dict({"layer_types": [3]}), r"layer_types holds pairs \(count, .* not 3"),
@@ -110,22 +106,6 @@ CONFIGS = [
     (lambda: from_json('{"version": 2, "model": {}}'), "version 2; this attnlab reads version 1"),
     (lambda: from_json('{"version": 1}'), "a dict of fields, not None"),
 ]  # fmt: skip
-
-
-def test_fields_with_names_of_their_own_take_no_references():
-    """ "package.module:name" is for registries, whose entries are objects."""
-    records = (
-        lambda name: models.FFN(width=5, activation=name), lambda name: models.Norm(kind=name),
-        lambda name: OutputHead(kind=name), lambda name: models.Experts(num_experts=2, scores=name),
-        lambda name: head_gates(SMALL, name), lambda name: head_gates(SMALL, by=name),
-        lambda name: models.run_model(
-            random_params(SMALL), TOKENS, SMALL, models.ModelInputs(capture=(name,))
-        ),
-    )  # fmt: skip
-    for make in records:
-        for name in ("math:pi", "math:sin"):
-            with pytest.raises(ValueError, match=f"unknown .*'{name}'.* known: "):
-                make(name)
 
 
 @pytest.mark.parametrize(("make", "message"), CONFIGS)
@@ -142,9 +122,8 @@ POOLED = change(SMALL, output=OutputHead(pooler="mean"))
 LEARNED = change(ENCODER_DECODER, positions=models.Learned())
 IDS, LONG_IDS = np.ones((2, 7), int), np.ones((2, 10), int)
 ADDED = jnp.array([[0.0] * 6 + [-1e9]] * 2)
-TEXT = {"source": SOURCE}
+TEXT, ENCODED = {"source": SOURCE}, {"encoded": jnp.ones((2, 5, 12))}
 CALLS = [
-    (SMALL, {"tokens": TOKENS.at[1, 2].set(19)}, r"19 at \[1, 2\]"),
     (SMALL, {"tokens": jnp.zeros((1, 10), int)}, "10 tokens are longer than max_len 9"),
     (SMALL, {"mask": jnp.ones(3, bool)}, "mask"),
     (SMALL, {"padding_mask": jnp.ones(7, bool)}, "padding_mask"),
@@ -158,6 +137,7 @@ CALLS = [
     (TYPES, {"head_mask": [np.ones(3)] * 2}, "head_mask has 2 arrays for 3 layers"),
     (TYPES, {"head_mask": np.ones((3, 4))}, "layers have 2 or 4 heads"),
     (SMALL, {"capture": "probs"}, "capture must be a tuple"),
+    (SMALL, {"capture": ("math:sin",)}, FIXED_NAME),
     (SMALL, {"capture": ("porbs",)}, r"did you mean 'probs'\? known: .*scores"),
     (SMALL, {"patch": {"probs": 3}}, "patch"),
     (SMALL, {"patch": {"probs": lambda a, layer: a[..., 1:]}}, "patch of 'probs' returned shape"),
@@ -176,6 +156,7 @@ CALLS = [
     (ENCODER_DECODER, {}, "needs source"),
     (ENCODER_DECODER, TEXT | {"segments": IDS}, "segments must be a pair"),
     (LEARNED, {"source": LONG_IDS, "segments": (IDS, LONG_IDS)}, "position 9"),
+    (ENCODER_DECODER, ENCODED | {"capture": ("encoder.probs",)}, "unknown.*: .*cross.probs"),
     (ENCODER_DECODER, {"source": SOURCE - 20}, r"token id -\d+ at \[0, 0\]"),
     (ENCODER_DECODER, TEXT | {"source_padding_mask": ADDED[:, 2:]}, "^source_padding_mask must be"),
     (ENCODER_DECODER, TEXT | {"source_padding_mask": 2 * IDS[:, 2:]}, "^source_.* must hold 0"),
@@ -225,6 +206,7 @@ TEXTS = [
     ({"config": change(LONG, kind="encoder")}, "encoder"),
     ({"config": change(LONG, output=OutputHead(kind="none"))}, "none"),
     ({"config": change(LONG, kind="encoder_decoder")}, "source"),
+    ({"config": change(LONG, kind="encoder_decoder"), "source": -IDS}, r"token id -1 at \[0, 0\]"),
 ]
 
 
@@ -241,8 +223,7 @@ def test_texts(changes, message):
 def test_prefilled_caches():
     params, windowed = random_params(LONG), change(LONG, attention=Attention(window=3))
     mask = jnp.ones((2, 6), bool)
-    half = models.prefill(params, TOKENS, LONG, LONG.init_cache(2, 20)).cache
-    full = models.prefill(params, TOKENS, LONG, half).cache
+    full = LONG.init_cache(2, 20) | {"length": jnp.full(3, 14)}
     for message, config, tokens, cache, options in (
         (r"cache of size 6; .*=7", LONG, TOKENS, LONG.init_cache(2, 6), {}),
         ("max_len 14", LONG, TOKENS[:, :1], full, {}),
@@ -280,18 +261,13 @@ def test_weights_of_another_model(fields, message):
 
 
 def test_what_is_no_tree_of_weights():
-    model, params = SMALL.build(), random_params(SMALL)
-    for variables in (params, {"params": {"params": params}}, TOKENS, {"params": TOKENS}):
-        with pytest.raises(ValueError, match="'params': params"):
-            model.apply(variables, TOKENS)
+    params = random_params(SMALL)
     shared = change(ENCODER_DECODER, encoder=models.EncoderConfig(shares_decoder=True))
-    for given, message in (
-        (params | {"layers": "x"}, "'layers'"),
-        ({"transformer.h.0.attn.c_attn.weight": jnp.ones(3)}, r"pretrained\.load"),
+    for config, given, message in (
+        (SMALL, params | {"layers": "x"}, "'layers'"),
+        (SMALL, {"transformer.h.0.attn.c_attn.weight": jnp.ones(3)}, r"pretrained\.load"),
+        (ENCODER_DECODER, random_params(shared), "encoder_"),
+        (params, SMALL, "params the dict of"),
     ):
-        with pytest.raises(ValueError, match=message):
-            models.run_model(given, TOKENS, SMALL)
-    with pytest.raises(ValueError, match="encoder_"):
-        ENCODER_DECODER.build().apply({"params": random_params(shared)}, TOKENS, source=SOURCE)
-    with pytest.raises(TypeError, match="params the dict of"):
-        models.run_model(SMALL, TOKENS, params)
+        with pytest.raises(BOTH, match=message):
+            models.run_model(given, TOKENS, config)

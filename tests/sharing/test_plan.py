@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attnlab import Plan, plan_names
-from attnlab.sharing import grouped, inner_groups, parse_plan
+from attnlab.sharing import grouped, parse_plan
 from attnlab.sharing.plan import GROUP_RULES, cycled, cycled_reversed, plan_name
 
 ONE, EACH = (0,) * 6, (0, 1, 2, 3, 4, 5)
@@ -33,22 +33,19 @@ NAMED = {
 def test_named_plans(name):
     attention, ffn = NAMED[name]
     assert parse_plan(name, 6) == Plan(attention=attention, ffn=ffn)
-    assert plan_names() == ["separate", "albert", "attention_only", "ffn_only", "sandwich"]
 
 
 def test_keys_and_values_of_earlier_layers():
     """Two layers share projections; @1 follows to 0; buffers hold what is still to be read."""
-    plan = Plan(attention=(0,) * 5, kv=(0, "@0", 1, 0, "@3"))
-    assert plan.reuses_kv == (False, True, False, False, True)
-    assert plan.kv_indices == (0, 0, 1, 2, 2)
-    assert plan.indices("kv") == (0, 0, 1, 0, 0)
-    assert plan.num_groups == {"attention": 1, "kv": 2}
-    assert plan.num_applications == {"attention": 5, "kv": 3}
-    plan = Plan(attention=(0,) * 7, kv=(0, "@0", 1, "@1", 2, "@2", "@4"))
-    assert plan["kv"] == (0, "@0", 1, "@0", 2, "@2", "@4")
+    plan = Plan(attention=(0,) * 7, kv=(0, "@0", 1, "@1", 1, "@2", "@4"))
+    assert plan["kv"] == (0, "@0", 1, "@0", 1, "@2", "@4")
     assert plan.kv_sources == (0, 0, 2, 0, 4, 2, 4)
-    assert plan.indices("kv") == plan.kv_indices == (0, 0, 1, 0, 2, 1, 2)
+    assert plan.reuses_kv == (False, True, False, True, False, True, True)
+    assert plan.indices("kv") == (0, 0, 1, 0, 1, 1, 1)
+    assert plan.kv_indices == (0, 0, 1, 0, 2, 1, 2)
     assert plan.kv_buffers == (0, 0, 1, 0, 0, 1, 0)
+    assert plan.num_groups == {"attention": 1, "kv": 2}
+    assert plan.num_applications == {"attention": 7, "kv": 3}
     assert max(parse_plan("cla:4", 12).kv_buffers) == 0
 
 
@@ -80,12 +77,6 @@ def test_the_number_of_groups_fits_the_layers(rule):
             rule(4, count)
 
 
-def test_inner_groups():
-    """6 layers, 3 groups, inner 2: calls 0,0,1,1,2,2, so 12 blocks applied from 6 sets."""
-    groups = inner_groups(6, 3, 2)
-    assert groups == (0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5)
-
-
 @pytest.mark.parametrize(
     "name",
     ["cycel:2", "albert:2", "cycle", "cycle:7", "groups:0", "cycle:-1", "cla", "2/(2)x2", "0,1,1..",
@@ -96,28 +87,19 @@ def test_invalid_names(name):
         parse_plan(name, 6)
 
 
+EMPTY = {}, {"attention": (), "ffn": ()}, {"attention": (0, 1), "ffn": (0,)}
+INVALID = [
+    *((plan, "every sublayer") for plan in EMPTY),
+    ({"attention": 2}, "attention"),
+    *(({"attention": (0, group)}, "attention") for group in (2, -1, True, 1.0, None, "@0")),
+    *(({"attention": (0, 1), "kv": (group, 0)}, "kv") for group in (None, "@0")),
+    *(({"attention": (0, 1), "kv": (0, group)}, "kv: layer 1") for group in ("@1", "one", "@²")),
+    ({"attention": (0, 1, 2), "kv": (0, "@0", 2)}, "kv"),
+]
+
+
 @pytest.mark.unchecked
-@pytest.mark.parametrize(
-    ("sublayers", "field"),
-    [
-        ({"attention": (0, 1), "ffn": (0,)}, "every sublayer"),
-        ({"attention": (), "ffn": ()}, "every sublayer"),
-        ({}, "every sublayer"),
-        ({"attention": (0, 2)}, "attention"),
-        ({"attention": (0, -1)}, "attention"),
-        ({"attention": (0, True)}, "attention"),
-        ({"attention": (0, 1.0)}, "attention"),
-        ({"attention": (0, None)}, "attention"),
-        ({"attention": 2}, "attention"),
-        ({"attention": (0, "@0"), "ffn": (0, 0)}, "attention"),
-        ({"attention": (0, 1), "kv": ("@0", 0)}, "kv: layer 0"),
-        ({"attention": (0, 1), "kv": (None, 0)}, "kv"),
-        ({"attention": (0, 1, 2), "kv": (0, "@0", 2)}, "kv"),
-        ({"attention": (0, 1, 2), "kv": (0, "@2", 1)}, "kv: layer 1"),
-        ({"attention": (0, 1), "kv": (0, "one")}, "kv: layer 1"),
-        ({"attention": (0, 1), "kv": (0, "@\N{SUPERSCRIPT TWO}")}, "kv: layer 1"),
-    ],
-)
+@pytest.mark.parametrize(("sublayers", "field"), INVALID)
 def test_invalid_plans(sublayers, field):
     """Of groups that JAX would clamp, or of keys of a later layer."""
     with pytest.raises(ValueError, match=field):
