@@ -112,16 +112,13 @@ def allowed_in(options, b, t, s):
     if (window := options.get("local_window_size")) is not None:
         left, right = (window, window) if isinstance(window, int) else window
         allowed &= (row - left <= key) & (key <= row + right)
-    if (lengths := options.get("query_seq_lengths")) is not None:
-        allowed &= row < np.reshape(lengths, (b, 1, 1, 1))
-    if (lengths := options.get("key_value_seq_lengths")) is not None:
-        allowed &= key < np.reshape(lengths, (b, 1, 1, 1))
+    for side, index in (("query", row), ("key_value", key)):
+        if (lengths := options.get(f"{side}_seq_lengths")) is not None:
+            allowed &= index < np.reshape(lengths, (b, 1, 1, 1))
     if (segments := options.get("segments")) is not None:
         of_q, of_k = segments if isinstance(segments, tuple) else (segments, segments)
         of_q, of_k = np.asarray(of_q)[:, None, :, None], np.asarray(of_k)[:, None, None]
         allowed &= (of_q == of_k) & (of_q != 0)
     mask = options.get("mask")
-    if isinstance(mask, masks.Edges):
-        mask = np.asarray(mask.matrix(t, s))
-        mask = mask if mask.ndim == 4 else mask[None]
+    mask = mask.matrix(t, s) if isinstance(mask, masks.Edges) else mask
     return allowed if mask is None else allowed & np.asarray(mask)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import deep
 from definition import SMALL_BLOCKS, SMALL_STRIPS, Mine, allowed_in, attention
 
 import attnlab.contrib  # noqa: F401
@@ -31,7 +32,7 @@ STEP = 1e-30
 """Of a derivative by a complex step: the imaginary part of f(x + i step) is step f'(x)."""
 
 
-def draw_call(rng, packed=0.2):
+def draw_call(rng):
     """(q, k, v, options): shapes of 1 to 8, sometimes above a block; every option now and then."""
     pick = lambda *values: values[rng.integers(len(values))]
     seldom = lambda: rng.random() < 0.2
@@ -70,7 +71,7 @@ def draw_call(rng, packed=0.2):
                 options[f"{side}_seq_lengths"] = jnp.asarray(rng.integers(0, 12, b))
         if seldom():
             options["local_window_size"] = pick(0, 2, (1, 3), (3, 0), (0, 2), (10**9, 1))
-    if rng.random() < packed:
+    if seldom():
         options["segments"] = draw_segments(rng, name, b, t, s)
         if name == "cudnn":
             options |= {"query_seq_lengths": None, "key_value_seq_lengths": None}
@@ -135,12 +136,14 @@ def surroundings(name, limits):
 
 
 def poisoned(rng, q, k, v, options):
-    """q, k and v with NaN or an infinity where it must reach nothing or no other text; and which
-    queries and keys are of the text that it is in."""
+    """q, k and v, half of the time with NaN or an infinity where it must reach nothing or no other
+    text; and which queries and keys are of the text that it is in."""
     (b, t), s = q.shape[:2], k.shape[1]
+    of_text = np.zeros((b, t), bool), np.zeros((b, s), bool)
+    if rng.random() >= 0.5:
+        return (q, k, v), of_text
     allowed = allowed_in(options, b, t, s)
     hidden = ~allowed.any((1, 3)), ~allowed.any((1, 2))
-    of_text = np.zeros((b, t), bool), np.zeros((b, s), bool)
     if (segments := options.get("segments")) is not None:
         pair = segments if isinstance(segments, tuple) else (segments, segments)
         of_text = tuple(np.asarray(a) == 1 for a in pair)
@@ -150,19 +153,16 @@ def poisoned(rng, q, k, v, options):
     return (fill(q, where[0]), fill(k, where[1]), fill(v, where[1])), of_text
 
 
-def outcome(seed, packed=0.2):
+def outcome(seed):
     """(backend, what happened) of one random call: "right", "refused", or what went wrong."""
     rng = np.random.default_rng([26, seed])
-    q, k, v, options = call = draw_call(rng, packed)
-    spoiled = None
+    q, _, v, options = drawn = draw_call(rng)
     name, limits = options["implementation"], LIMITS[rng.integers(len(LIMITS))]
-    if rng.random() < 0.5:
-        arrays, spoiled = poisoned(rng, *call)
-        call = *arrays, options
+    arrays, spoiled = poisoned(rng, *drawn)
+    call = *arrays, options
     residual = bool(rng.random() < 0.3)
-    weights = [rng.normal(size=(*q.shape[:3], v.shape[3])), rng.normal(size=q.shape[:3])]
-    if spoiled is not None:
-        weights = [np.where(expand(spoiled[0], w), 0, w) for w in weights]
+    weights = [rng.normal(size=size) for size in ((*q.shape[:3], v.shape[3]), q.shape[:3])]
+    weights = [np.where(expand(spoiled[0], w), 0, w) for w in weights]
     leaves, tree = jax.tree.flatten(call)
     arrays = {i: a for i, a in enumerate(leaves) if isinstance(a, jax.Array)}
     floats = {i: a for i, a in arrays.items() if jnp.issubdtype(a.dtype, jnp.floating)}
@@ -185,7 +185,7 @@ def outcome(seed, packed=0.2):
         return str(name), "refused" if named and name else f"{seed}: {error!r:.300}"
     except Exception as error:
         return str(name), f"{seed}: bare {type(error).__name__}: {error!s:.300}"
-    return str(name), judged(seed, (q, k, v, options), made, grads, weights, rng, spoiled)
+    return str(name), judged(seed, drawn, made, grads, weights, rng, spoiled)
 
 
 def expand(of_tokens, a):
@@ -207,13 +207,11 @@ def judged(seed, call, made, grads, weights, rng, spoiled):
     q, k, v, options = call
     out, lse = made
     expected, wanted, largest = attention(q, k, v, options)
-    if spoiled is not None:  # the text itself
-        clean = lambda a: np.where(expand(spoiled[0], a), 0, np.asarray(a, np.float64))
-        rows = spoiled[0] & allowed_in(options, *q.shape[:2], k.shape[1]).any((1, 3))
-        if np.isfinite(np.asarray(out, np.float64)[rows]).all((1, 2)).any():  # in all heads
-            return f"{seed}: NaN went unnoticed"
-        expected, wanted, lse = clean(expected), clean(wanted), None if lse is None else clean(lse)
-        out = jnp.where(expand(spoiled[0], out), 0, out)
+    rows = spoiled[0] & allowed_in(options, *q.shape[:2], k.shape[1]).any((1, 3))
+    if np.isfinite(np.asarray(out, np.float64)[rows]).all((1, 2)).any():  # in all heads
+        return f"{seed}: NaN went unnoticed"
+    clean = lambda a: np.where(expand(spoiled[0], a), 0, np.asarray(a, np.float64))
+    expected, wanted = clean(expected), clean(wanted)
     if out.dtype != v.dtype:
         return f"{seed}: the output is {out.dtype}"
     # A score of a thousand is rounded to 1e-4 in float32, and so is its probability. jax.nn takes
@@ -221,11 +219,11 @@ def judged(seed, call, made, grads, weights, rng, spoiled):
     softmax = "float32" if options["implementation"] in ("xla", "cudnn") else "float64"
     precision = max(TOLERANCE[str(dtype)] for dtype in (q.dtype, softmax))
     tolerance = precision * (1 + largest / 8)
-    apart = np.abs(np.asarray(out, np.float64) - expected).max() / max(np.abs(expected).max(), 0.1)
+    apart = np.abs(clean(out) - expected).max() / max(np.abs(expected).max(), 0.1)
     if not apart <= tolerance:
         return f"{seed}: output differs by {apart:.2g}"
     if lse is not None:
-        lse, some = np.asarray(lse, np.float64), np.isfinite(wanted)
+        lse, some = clean(lse), np.isfinite(wanted)
         if (np.isfinite(lse) != some).any():
             return f"{seed}: log sum exp is finite elsewhere"
         apart = np.abs(lse[some] - wanted[some]).max(initial=0)
@@ -236,7 +234,7 @@ def judged(seed, call, made, grads, weights, rng, spoiled):
         if grad.dtype != leaves[i].dtype:
             return f"{seed}: the gradient of leaf {i} is {grad.dtype}"
         grad, along = np.asarray(grad, np.float64), rng.normal(size=grad.shape)
-        if spoiled is not None and i < 3:
+        if i < 3:
             of_text = expand(spoiled[i > 0], grad)
             grad, along = np.where(of_text, 0, grad), np.where(of_text, 0, along)
         moved = list(leaves)
@@ -250,24 +248,14 @@ def judged(seed, call, made, grads, weights, rng, spoiled):
     return "right"
 
 
-def conform(seeds):
-    counts = collections.Counter(map(outcome, seeds))
+@pytest.mark.parametrize("seeds", deep([range(40), range(40, 2000)], range(40)), ids=len)
+def test_random_calls_are_right_or_refused_by_name(seeds, x64):
+    counts = collections.Counter()
+    for seed in seeds:
+        counts[outcome(seed)] += 1
+        if seed % 100 == 99:
+            jax.clear_caches()
     wrong = [f"{name}: {what}" for name, what in counts if what not in ("right", "refused")]
     assert not wrong, "\n".join(wrong)
-    return counts
-
-
-def test_random_calls_are_right_or_refused_by_name(x64):
-    counts = conform(range(40))
     for name in ("dense", "blockwise", "xla", "edges", "cudnn", "None"):
         assert counts[name, "right"], name
-
-
-@pytest.mark.slow
-def test_two_thousand_random_calls_are_right_or_refused_by_name(x64):
-    counts = collections.Counter()
-    for start in range(0, 2000, 100):
-        counts += conform(range(start, start + 100))
-        jax.clear_caches()
-    print(sorted(counts.items()))
-    assert sum(counts.values()) == 2000

@@ -20,16 +20,21 @@ def test_masks_are_what_they_say():
     assert masks.combine(None, None) is None
 
 
-def equals_the_matrix(spec, options):
+RULES = (
+    "mask", "is_causal", "local_window_size", "query_seq_lengths", "key_value_seq_lengths",
+)  # fmt: skip
+"""In the order of `MaskSpec`."""
+
+
+def equals_the_matrix(t, s, *rules):
     """`allowed` and `used` of a spec of 4 batch rows, where None is all."""
-    expected = allowed_in(options, 4, spec.num_queries, spec.num_keys)
-    heads = expected.shape[1]
-    axes = (4, heads, *expected.shape[2:])
-    full = lambda a, *shape: np.broadcast_to(True if a is None else np.asarray(a), shape)
-    np.testing.assert_array_equal(full(spec.allowed(), *axes), expected)
+    spec = MaskSpec(t, s, *rules)
+    expected = allowed_in(dict(zip(RULES, rules, strict=True)), 4, t, s)
+    full = lambda a, shape: np.broadcast_to(True if a is None else np.asarray(a), shape)
+    np.testing.assert_array_equal(full(spec.allowed(), expected.shape), expected)
     attending, used = spec.used()
-    np.testing.assert_array_equal(full(attending, *axes[:3]), expected.any(3))
-    np.testing.assert_array_equal(full(used, 4, axes[3]), expected.any((1, 2)))
+    np.testing.assert_array_equal(full(attending, expected.shape[:3]), expected.any(3))
+    np.testing.assert_array_equal(full(used, (4, s)), expected.any((1, 2)))
 
 
 @pytest.mark.parametrize(("t", "s"), [(5, 7), (7, 5), (1, 6), (6, 1)])
@@ -37,22 +42,17 @@ def test_what_is_allowed_and_used_equals_the_matrix(t, s):
     """Every causal rule, window and pair of lengths, those of 0 and beyond the end too."""
     lengths = jnp.array([0, 1, 3, 9])
     windows = (None, (0, 0), (2, 1), (1, 9), (2**31, 0))
-    for causal, window, of_queries, of_keys in itertools.product(
-        (False, True), windows, (None, lengths), (None, lengths[::-1])
+    for rules in itertools.product(
+        (None,), (False, True), windows, (None, lengths), (None, lengths[::-1])
     ):
-        spec = MaskSpec(t, s, None, causal, window, of_queries, of_keys)
-        options = {"is_causal": causal, "local_window_size": window}
-        options |= {"query_seq_lengths": of_queries, "key_value_seq_lengths": of_keys}
-        equals_the_matrix(spec, options)
+        equals_the_matrix(t, s, *rules)
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 1, 7), (1, 3, 1, 7), (4, 1, 5, 7), (4, 1, 1, 1)])
 def test_a_mask_is_combined_with_the_ranges(shape):
     mask, lengths = np.random.default_rng(2).random(shape) < 0.3, jnp.array([4, 7, 0, 2])
     assert mask.any()
-    spec = MaskSpec(5, 7, jnp.asarray(mask), True, (2, 0), None, lengths)
-    options = {"mask": mask, "is_causal": True, "local_window_size": (2, 0)}
-    equals_the_matrix(spec, options | {"key_value_seq_lengths": lengths})
+    equals_the_matrix(5, 7, jnp.asarray(mask), True, (2, 0), None, lengths)
 
 
 def test_where_all_is_seen_nothing_is_computed():

@@ -64,10 +64,7 @@ SPLASH = {
     "window, rows and blocks without keys": ({"local_window_size": (5, 3)}, 300, 20),
     "causal window": ({"local_window_size": 9, "is_causal": True}, 130, 260),
     "lengths": (
-        {
-            "query_seq_lengths": jnp.array([100, 150]),
-            "key_value_seq_lengths": jnp.array([0, 133]),
-        },
+        {"query_seq_lengths": jnp.array([100, 150]), "key_value_seq_lengths": jnp.array([0, 133])},
         150, 140,
     ),
 }  # fmt: skip

@@ -21,13 +21,14 @@ class Head(NamedTuple):
     combine: Callable[..., np.ndarray] = lambda only: only
 
 
-def by_hand(layout, params, x, y, z, *, layer=0, allowed=None, rotary=None, bias=None):
+def by_hand(layout, params, x, y, z, *, layer=0, mask=None, rotary=None, bias=None, sink=None):
     """The output [B, T, O] in float64.
 
     Args:
-      bias: [N, T, S], added to the scores of each head.
-      allowed: [T, S], True where a query may attend to a key; None allows all.
+      mask: [1 or N, T, S], True where a query of a head may attend to a key; None allows all.
       rotary: angles of queries and of keys; the last `rotary_size` columns of q and k are rotated.
+      bias: [N, T, S], added to the scores of each head.
+      sink: [N, 1, 1], if the layout has none.
     """
     w = {name: np.asarray(a, np.float64) for name, a in params.items()}
     w |= tied_weights(layout, w)
@@ -36,8 +37,10 @@ def by_hand(layout, params, x, y, z, *, layer=0, allowed=None, rotary=None, bias
     given = [define(w, n, x, y, z, layout, layer) for n in range(layout.num_heads)]
     maps = {i: (*pair, h.v, n) for n, h in enumerate(given) for i, pair in h.maps.items()}
     *arrays, owners = zip(*(maps[i] for i in range(len(maps))), strict=True)
-    bias = None if bias is None else bias[list(owners)]
-    outputs = of_maps(layout, w, [np.stack(a, axis=2) for a in arrays], allowed, rotary, bias)
+    options = {"mask": mask, "bias": bias, "sink": sink}
+    for name, a in options.items():
+        options[name] = a[list(owners)] if a is not None and len(a) > 1 else a
+    outputs = of_maps(layout, w, [np.stack(a, axis=2) for a in arrays], rotary, options)
     total = []
     for n, head in enumerate(given):
         out = head.combine(*(outputs[:, :, i] for i in head.maps))
@@ -57,7 +60,7 @@ def tied_weights(layout, w):
     }
 
 
-def of_maps(layout, w, arrays, allowed, rotary, bias):
+def of_maps(layout, w, arrays, rotary, options):
     """What each softmax distribution makes of its values [B, T, maps, V]."""
     q, k, v = arrays
     extras = {type(extra): extra for extra in layout.extras}
@@ -69,10 +72,10 @@ def of_maps(layout, w, arrays, allowed, rotary, bias):
         q, k = (rotated(a, angles, start) for a, angles in zip((q, k), rotary, strict=True))
     if ExtraKeys in extras:
         k, v = with_rows(k, w["extra_k"]), with_rows(v, w["extra_v"])
-        if allowed is not None:
-            more = [(0, 0), (0, extras[ExtraKeys].count)]
-            allowed = np.pad(allowed, more, constant_values=True)
-    options = {"scale": layout.scale, "mask": allowed, "bias": bias}
+        if options["mask"] is not None:
+            more = [(0, 0), (0, 0), (0, extras[ExtraKeys].count)]
+            options["mask"] = np.pad(options["mask"], more, constant_values=True)
+    options["scale"] = layout.scale
     options["talking_heads"] = w.get("mix_scores"), w.get("mix_probs")
     if Sink in extras:
         options["sink"] = w.get("sink", np.zeros(1))[:, None, None]

@@ -1,4 +1,4 @@
-"""The loss of routed heads, published sizes and counts, and a form that is not taken."""
+"""The loss of routed heads, published sizes and counts, a scale, and a sink that is no number."""
 
 import functools
 
@@ -97,18 +97,6 @@ def test_published_caches():
         V3: 576,
     }
     assert {a: heads.cache_bytes_per_token(a, bytes_per_number=1) for a in expected} == expected
-
-
-# Forms --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [heads.Latent, heads.Bilinear, Standard])
-def test_no_form_multiplies_out_what_extra_keys_are_added_to(kind):
-    """Their keys and values stand beside W_K x and W_V x, which the other forms do not make. One
-    query and many keys are where those forms cost least."""
-    layout = kind(width=8, num_heads=2, extras=(heads.ExtraKeys(3),))
-    orders = heads.contraction_orders(layout, heads.CallSizes(1, 1, 256))
-    assert [name for name, flops in orders.items() if isinstance(flops, int)] == ["factored"]
 
 
 def test_a_latent_that_is_multiplied_out_keeps_its_scale_on_the_way_back():

@@ -62,12 +62,10 @@ def test_patches_replace_values(name, x64):
         zeros = run({"outputs": lambda a, layer: 0 * a})
         layers = run({"q": lambda a, layer: a * (layer - 4)})
         masked = run(head_mask=jnp.stack([mask, mask]))  # of each text
-        return run(), same, patched, masked, zeros, layers, run(query_scale=-1.0)
+        biases = jnp.zeros_like(zeros) + arrays.params.get("o_bias", 0)
+        return (same, patched, layers, zeros), (run(), masked, run(query_scale=-1.0), biases)
 
-    plain, same, patched, masked, zeros, layers, scaled = results()
-    assert_close(same, plain, loosen=100)
-    assert_close(patched, masked, loosen=100)
-    assert not jnp.allclose(masked, plain)
-    assert_close(zeros, jnp.zeros_like(plain) + arrays.params.get("o_bias", 0))
-    assert_close(layers, scaled, loosen=100)
-    assert not jnp.allclose(layers, plain)
+    made, (plain, *others) = results()
+    for got, expected in zip(made, (plain, *others), strict=True):
+        assert_close(got, expected, loosen=100)
+    assert not any(jnp.allclose(other, plain) for other in others)

@@ -73,14 +73,18 @@ def test_output_and_gradient_equal_the_definition(name, x64):
     np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("option", ["bias", "mask", "sink"])
 @pytest.mark.parametrize("name", ["grouped", "differential", "differential with extras"])
-def test_a_bias_of_each_head_is_added_to_its_scores(name, x64):
-    """To those of both softmax distributions of a differential head."""
-    layout = CASES[name]
-    arrays = make(layout, jnp.float64)
-    bias = np.random.default_rng(1).normal(size=(layout.num_heads, 7, 8))
-    got = jax.jit(lambda p, x, *context: FACTORED(p, x, layout, context, bias=bias))(*arrays)
-    assert_close(got, by_hand(layout, *arrays, bias=bias))
+def test_an_option_of_each_head_is_what_this_head_has(name, option, x64):
+    """In both softmax distributions of a differential head."""
+    layout, rng = CASES[name], np.random.default_rng(1)
+    if option == "sink":
+        layout = dataclasses.replace(layout, extras=())
+    arrays, bias = make(layout, jnp.float64), rng.normal(size=(layout.num_heads, 7, 8))
+    sink = 20 * np.arange(float(layout.num_heads))[:, None, None] - 30
+    given = {option: {"bias": bias, "mask": bias < 0.2, "sink": sink}[option]}
+    got = jax.jit(lambda p, x, *context: FACTORED(p, x, layout, context, **given))(*arrays)
+    assert_close(got, by_hand(layout, *arrays, **given))
 
 
 ONE_WIDTH = heads.Bilinear(width=12, num_heads=3)
@@ -121,33 +125,6 @@ def test_keys_that_were_made_before_need_no_angles():
     kv = heads.project_kv(params, y, layout, rotary[1])
     got = FACTORED(params, x, layout, kv=kv, rotary=rotary)
     np.testing.assert_array_equal(got, FACTORED(params, x, layout, y, rotary=rotary))
-
-
-PER_HEAD = {
-    "mask": np.random.default_rng(2).random((6, 7, 8)) < 0.6,
-    "sink": 20 * np.arange(6.0).reshape(6, 1, 1) - 30,
-}
-
-
-@pytest.mark.parametrize("option", PER_HEAD)
-@pytest.mark.parametrize("name", ["grouped", "differential"])
-def test_an_option_of_each_head_is_what_this_head_has(name, option, x64):
-    """Head n returns what it returns where all heads have the option of head n."""
-    layout, given = CASES[name], jnp.asarray(PER_HEAD[option])
-    params, x, *context = make(layout, jnp.float64)
-
-    @jax.jit
-    def run(params, x, *context):
-        def returned(value):
-            call = functools.partial(multi_head_attention, **{option: value})
-            return capture(call, params, x, layout, context, names=("heads",))[1]["heads"]
-
-        return returned(given), [returned(a[None]) for a in given]
-
-    each, alike = run(params, x, *context)
-    for head, same in enumerate(alike):
-        assert_close(each[:, :, head], same[:, :, head])
-    assert np.abs(each - alike[0]).max() > 0.1
 
 
 def test_a_standard_deviation_of_zero_is_zero():
@@ -225,29 +202,24 @@ def test_every_form_is_the_same_function(name, x64):
     assert len(names) == 1 + len(layout.chain[0])
 
     @jax.jit
-    def all_forms(params, x, y, z):
+    def all_forms(params, *inputs):
         def loss(params, order):
-            options = {"order": order, "is_causal": True, "rotary": rotary}
-            out = multi_head_attention(params, x, layout, (y, z), **options)
-            return jnp.sum(jnp.sin(out)), out
+            call = functools.partial(
+                multi_head_attention, order=order, is_causal=True, rotary=rotary
+            )
+            made = capture(call, params, inputs[0], layout, inputs[1:], names=tuple(HEAD_VALUES))
+            return jnp.sum(jnp.sin(made[0])), made
 
         return [jax.grad(loss, has_aux=True)(params, order) for order in names]
 
-    @functools.partial(jax.jit, static_argnames="order")
-    def values(params, x, *context, order):
-        call = {"layout": layout, "context": context, "order": order, "names": tuple(HEAD_VALUES)}
-        return capture(multi_head_attention, params, x, **call)[1]
-
-    (grad, out), *others = all_forms(*arrays)
-    assert_close(out, by_hand(layout, *arrays, allowed=np.tri(7, 8) > 0, rotary=rotary))
-    for other_grad, other_out in others:
-        assert_close(other_out, out, loosen=100)
+    (grad, made), *others = all_forms(*arrays)
+    assert_close(made[0], by_hand(layout, *arrays, mask=np.tri(7, 8)[None] > 0, rotary=rotary))
+    for other_grad, other in others:
+        assert_close(other, made, loosen=100)
         # The gradient of a key bias is zero up to rounding: the softmax does not depend on it.
         largest = max(np.abs(a).max() for a in grad.values())
         for weight, a in grad.items():
             assert np.abs(a - other_grad[weight]).max() <= 1e-9 * largest, weight
-    of_form, of_layout = (values(*arrays, order=order) for order in (names[-1], "factored"))
-    assert_close(of_form, of_layout, loosen=100)
 
 
 @pytest.mark.unchecked
@@ -271,16 +243,24 @@ BIASED = heads.Standard(width=8, num_heads=2, biases=("k",))
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("kind", "changes", "orders", "reason"),
     [
-        ({"qk_norm": heads.HeadNorm()}, "qk_norm"),
-        ({"extras": (heads.ExtraKeys(),)}, "extra_keys"),
-        ({"extras": (heads.Sink(),)}, "sink"),
-        ({"biases": (), "extras": (Gate("element"),)}, "gate"),
+        (heads.Standard, {"qk_norm": heads.HeadNorm()}, ["factored"], "qk_norm"),
+        (heads.Standard, {"biases": ("k",), "extras": (heads.Sink(),)}, ["factored"], "sink"),
+        (heads.Standard, {"extras": (Gate("element"),)}, ["factored", "bilinear"], "gate"),
+        # Their keys and values stand beside W_K x and W_V x, which the other forms do not make.
+        *(
+            (kind, {"extras": (heads.ExtraKeys(3),)}, ["factored"], "extra_keys")
+            for kind in (heads.Latent, heads.Bilinear, heads.Standard)
+        ),
     ],
 )
-def test_what_keeps_a_form_from_running_is_named(changes, reason):
-    assert reason in dataclasses.replace(BIASED, **changes).chain[1].reason
+def test_what_keeps_a_form_from_running_is_named(kind, changes, orders, reason):
+    """Also with one query and many keys, where those forms cost least."""
+    layout = kind(width=8, num_heads=2, **changes)
+    assert reason in layout.chain[1].reason
+    found = heads.contraction_orders(layout, heads.CallSizes(1, 1, 256))
+    assert [name for name, cost in found.items() if isinstance(cost, int)] == orders
 
 
 def test_options_of_a_call_that_keep_a_form_from_running():

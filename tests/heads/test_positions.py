@@ -11,6 +11,12 @@ from attnlab import positions
 from attnlab.models import Rotary
 
 
+def rotary_rates(scaling, size, base, position=1):
+    """The angles of one position."""
+    scaling = positions.read_scaling(scaling)
+    return positions.rotary_angles(jnp.array([position]), size, base=base, scaling=scaling)[0]
+
+
 def test_sinusoidal_by_hand():
     table = positions.sinusoidal(3, 4)
     expected = [[np.sin(p), np.cos(p), np.sin(p / 100), np.cos(p / 100)] for p in range(3)]
@@ -28,18 +34,15 @@ def test_rotary_rotates_pairs_half_a_head_apart():
 
 def test_scaled_rates_by_hand(x64):
     """Llama 3.1's, wave by wave: short ones kept, long ones stretched, a line between them."""
-    scaling = positions.read_scaling("llama3:8,1,4,64")
     rates = 100.0 ** (-np.arange(12) / 12)
     wave = 2 * np.pi / rates
     kept = (64 / wave - 1) / 3
     between = (1 - kept) * rates / 8 + kept * rates
     expected = np.where(wave < 64 / 4, rates, np.where(wave > 64, rates / 8, between))
-    got = positions.rotary_angles(jnp.array([1]), 24, base=100.0, scaling=scaling)[0]
-    np.testing.assert_allclose(got, expected, rtol=1e-12)
+    np.testing.assert_allclose(rotary_rates("llama3:8,1,4,64", 24, 100.0), expected, rtol=1e-12)
     assert len(np.unique(np.round(expected / rates, 6))) > 4
-    linear = positions.read_scaling("linear:2.5")
-    got = positions.rotary_angles(jnp.array([5]), 24, base=100.0, scaling=linear)[0]
-    np.testing.assert_allclose(got, 2 * rates, rtol=1e-12)
+    linear = rotary_rates("linear:2.5", 24, 100.0, position=5)
+    np.testing.assert_allclose(linear, 2 * rates, rtol=1e-12)
 
 
 def test_yarn_keeps_fast_rates_and_divides_slow_ones():
@@ -48,37 +51,36 @@ def test_yarn_keeps_fast_rates_and_divides_slow_ones():
     index = [16 * math.log(64 / (turns * 2 * math.pi)) / (2 * math.log(16)) for turns in (4, 1)]
     low, high = math.floor(index[0]), math.ceil(index[1])
     part = np.clip((np.arange(8) - low) / (high - low), 0, 1)
-    got = positions.rotary_angles(
-        jnp.array([1]), 16, base=16.0, scaling=positions.read_scaling("yarn:4,4,1,64")
-    )[0]
+    got = rotary_rates("yarn:4,4,1,64", 16, 16.0)
     np.testing.assert_allclose(got, rates * (1 - part) + rates / 4 * part, rtol=1e-5)
     assert got[0] == 1
     assert got[-1] < rates[-1]
 
 
 def test_dynamic_scaling_changes_nothing_up_to_its_length():
-    angles = positions.rotary_angles(
-        jnp.arange(4), 8, scaling=positions.read_scaling("dynamic:2,64")
-    )
-    np.testing.assert_array_equal(angles, positions.rotary_angles(jnp.arange(4), 8))
+    plain = positions.rotary_angles(jnp.array([63]), 8)[0]
+    np.testing.assert_array_equal(rotary_rates("dynamic:2,64", 8, 1e4, position=63), plain)
 
 
-def test_mistakes():
-    for scaling, message in (
-        ("ntk:4", "unknown rotary_scaling 'ntk'"),
-        ("longrope:4", "write longrope:"),
-        ("linear:0", "write linear:FACTOR, all of them above 0"),
-        ("llama3:8,1,4", "write llama3:FACTOR,LOW_FREQ_FACTOR"),
-        ("llama3:8,4,4,64", "low_freq_factor must be less"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Rotary(scaling=scaling)
-    with pytest.raises(ValueError, match="head_dim 5 must be even"):
-        positions.rotary_angles(jnp.arange(2), 5)
-    with pytest.raises(ValueError, match="unknown rotary_scaling 'foo'"):
-        positions.rotary_angles(jnp.arange(2), 4, scaling=positions.RotaryScaling("foo", ()))
-    with pytest.raises(ValueError, match="unknown rates 'papr': did you mean 'paper'"):
-        positions.sinusoidal_halves(3, 4, rates="papr")
+FOO = positions.RotaryScaling("foo", ())
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda: Rotary(scaling="ntk:4"), "unknown rotary_scaling 'ntk'"),
+        (lambda: Rotary(scaling="longrope:4"), "write longrope:"),
+        (lambda: Rotary(scaling="linear:0"), "write linear:FACTOR, all of them above 0"),
+        (lambda: Rotary(scaling="llama3:8,1,4"), "write llama3:FACTOR,LOW_FREQ_FACTOR"),
+        (lambda: Rotary(scaling="llama3:8,4,4,64"), "low_freq_factor must be less"),
+        (lambda: positions.rotary_angles(jnp.arange(2), 4, scaling=FOO), "rotary_scaling 'foo'"),
+        (lambda: positions.rotary_angles(jnp.arange(2), 5), "head_dim 5 must be even"),
+        (lambda: positions.sinusoidal_halves(3, 4, rates="papr"), "did you mean 'paper'"),
+    ],
+)
+def test_mistakes(run, message):
+    with pytest.raises(ValueError, match=message):
+        run()
 
 
 def test_sinusoidal_halves_by_hand():

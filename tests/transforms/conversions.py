@@ -60,6 +60,13 @@ def output(params, inputs, mask, layout, rotary=False, logits_soft_cap=None, sco
     )  # fmt: skip
 
 
+def in_float64(params, *args, **options):
+    """`output` of weights and inputs of any precision."""
+    with float64(), np.errstate(all="ignore"):
+        w = {name: np.asarray(a, np.float64) for name, a in params.items()}
+        return np.asarray(output(w, *args, **options))
+
+
 def random_inputs(layout):
     """Inputs and masks of nine rows, three of each scale: all keys, some, and none for query 1."""
     rows = []
@@ -77,17 +84,13 @@ def random_inputs(layout):
 
 def difference(params, layout, expected_params, expected_layout, **options):
     """Largest difference, relative to the largest output, over inputs of three sizes."""
-    with float64(), np.errstate(all="ignore"):
-        got, expected = (
-            output(
-                {name: np.asarray(a, np.float64) for name, a in these.items()},
-                *random_inputs(which), which, **options,
-            )
-            for these, which in ((params, layout), (expected_params, expected_layout))
-        )  # fmt: skip
-        parts = [np.split(np.asarray(a), len(SCALES)) for a in (got, expected)]
-        worst = 0.0
-        for a, b in zip(*parts, strict=True):
+    got, expected = (
+        np.split(in_float64(these, *random_inputs(which), which, **options), len(SCALES))
+        for these, which in ((params, layout), (expected_params, expected_layout))
+    )
+    worst = 0.0
+    with np.errstate(all="ignore"):
+        for a, b in zip(got, expected, strict=True):
             apart = np.max(np.abs(a - b)) / max(np.max(np.abs(b)), 1e-300)
             worst = np.maximum(worst, apart)
     return float(worst)

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conversions import float64, random_model, random_params
+from conversions import in_float64, logits, random_model, random_params
 
-from attnlab.heads import Gate, HeadNorm, Latent, Sink, Standard, Wide, multi_head_attention
-from attnlab.heads.positions import rotary_angles
+from attnlab.heads import Gate, HeadNorm, Latent, Sink, Standard, Wide
 from attnlab.models import Attention, Embedding, Images, ModelConfig, OutputHead, Rotary
 from attnlab.transforms import approximate, approximate_model
 
@@ -22,15 +21,6 @@ def texts(seed=0, rank=16):
     """[6, 12, 16]: correlated, of this rank."""
     rng = np.random.default_rng(seed)
     return rng.normal(size=(6, 12, rank)) @ rng.normal(size=(rank, 16))
-
-
-def output(params, layout, x, *, rotary, is_causal):
-    with float64():
-        rotary = rotary_angles(jnp.arange(x.shape[1]), layout.rotary_size) if rotary else None
-        w = {n: np.asarray(a, np.float64) for n, a in params.items()}
-        return np.asarray(
-            multi_head_attention(w, jnp.asarray(x), layout, rotary=rotary, is_causal=is_causal)
-        )
 
 
 CASES = {
@@ -58,12 +48,13 @@ def test_the_stated_error_is_measured_and_least_squares_is_never_worse(name, rot
     target = change if isinstance(change, Latent) else dataclasses.replace(layout, **change)
     params = {n: a.astype(np.float32) for n, a in random_params(layout).items()}
     call = dict(rotary=rotary, is_causal=name != "wide")
+    mask = np.tri(12, dtype=bool) | (not call["is_causal"])
     for x in (texts(), texts(1)[:1]):  # many tokens, and fewer than W_O has rows
         found = [approximate(params, layout, target, x, fit=fit, **call) for fit in (False, True)]
-        expected = output(params, layout, x, **call)
+        expected = in_float64(params, (x, x, x), mask, layout, rotary)
         for one in found:
             assert {a.dtype for a in one.params.values()} == {np.dtype(np.float32)}
-            got = output(one.params, target, x, **call)
+            got = in_float64(one.params, (x, x, x), mask, target, rotary)
             error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
             np.testing.assert_allclose(one.error, error, rtol=1e-6)
         assert found[1].error < found[0].error < 3 or found[1].method == "exact"
@@ -163,11 +154,10 @@ def test_a_whole_model(sharing):
     assert fitted.approximations[0][1] < mean.approximations[0][1]
     assert [method for method, _ in same.approximations] == ["exact"] * len(same.approximations)
     assert same.logits_error < 1e-5
-    for config_, weights, loss in (
-        (config, params, fitted.losses[0]), (fitted.config, fitted.params, fitted.losses[1])
-    ):  # fmt: skip
-        probs = jax.nn.softmax(config_.build().apply({"params": weights}, tokens).logits)
-        chosen = np.take_along_axis(np.asarray(probs)[:, :-1], np.asarray(tokens)[:, 1:, None], -1)
+    both = (config, params), (fitted.config, fitted.params)
+    for model, loss in zip(both, fitted.losses, strict=True):
+        probs = np.asarray(jax.nn.softmax(logits(*model, tokens)))
+        chosen = np.take_along_axis(probs[:, :-1], np.asarray(tokens)[:, 1:, None], -1)
         np.testing.assert_allclose(loss, -np.log(chosen).mean(), rtol=1e-5)
 
 
@@ -204,24 +194,26 @@ def test_a_model_without_an_lm_head(kind):
     assert found.losses is None
 
 
-def test_what_cannot_be_approximated_says_why():
-    for target, message in (
-        (Standard(width=16, num_heads=8), "has more heads"),
-        (Standard(width=16, num_heads=4, num_kv_heads=2, head_dim=2), "cannot become"),
-        (dataclasses.replace(LATENT, latent_norm=True), "latent_norm=False"),
-        (dataclasses.replace(LATENT, rotary_dim=8), "divides head_dim 4"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            approximate(PARAMS, MHA, target)
-    with pytest.raises(ValueError, match="2 of the 4 numbers"):
-        approximate(PARAMS, MHA, LATENT, rotary=Rotary(fraction=0.5))
-    with pytest.raises(ValueError, match=r"must be \[batch, length, 16\]"):
-        approximate(PARAMS, MHA, MHA, np.ones((3, 16)))
-    for attention in (
-        Attention(window=2),
-        Attention(layer_scales=(1.0, 0.5)),
-        Attention(position_scale=(0.5, 8)),
-    ):
-        config = ModelConfig(width=16, num_layers=2, attention=attention)
-        with pytest.raises(ValueError, match="one layer type"):
-            approximate_model(config, random_model(config), heads=Standard(num_heads=4))
+REFUSED = [
+    (Standard(width=16, num_heads=8), {}, "has more heads"),
+    (Standard(width=16, num_heads=4, num_kv_heads=2, head_dim=2), {}, "cannot become"),
+    (dataclasses.replace(LATENT, latent_norm=True), {}, "latent_norm=False"),
+    (dataclasses.replace(LATENT, rotary_dim=8), {}, "divides head_dim 4"),
+    (LATENT, dict(rotary=Rotary(fraction=0.5)), "2 of the 4 numbers"),
+    (MHA, dict(inputs=np.ones((3, 16))), r"must be \[batch, length, 16\]"),
+]
+
+
+@pytest.mark.parametrize(("target", "options", "message"), REFUSED)
+def test_what_cannot_be_approximated_says_why(target, options, message):
+    with pytest.raises(ValueError, match=message):
+        approximate(PARAMS, MHA, target, **options)
+
+
+@pytest.mark.parametrize(
+    "fields", [dict(window=2), dict(layer_scales=(1.0, 0.5)), dict(position_scale=(0.5, 8))]
+)
+def test_layers_that_attend_in_their_own_way_are_refused(fields):
+    config = ModelConfig(width=16, num_layers=2, attention=Attention(**fields))
+    with pytest.raises(ValueError, match="one layer type"):
+        approximate_model(config, random_model(config), heads=Standard(num_heads=4))

@@ -158,7 +158,7 @@ def other_functions(rng):
 
 
 def check(params, source, target, made_from_target):
-    """The kind of the answer, or an error that says which of the two it is."""
+    """An answer that is not true is an error that says which of the two it is."""
     found = convert(params, source, target)
     if isinstance(found, Conversion):
         rounded = next(iter(params.values())).dtype != np.float64
@@ -167,7 +167,6 @@ def check(params, source, target, made_from_target):
         assert found.forward_error < (1e-5 if rounded else 1e-9)
     if isinstance(found, NotEquivalent):
         assert not made_from_target, f"false proof: {found} {source} {target}"
-    return type(found).__name__
 
 
 def disturbed(rng, params, source):
@@ -193,26 +192,19 @@ STILL_IN_TARGET = grouped, swapped_slices, tied_with_dead_head
 def run(case, seed):
     rng = np.random.default_rng(seed)
     params, source, target = case(rng)
-    answer = check(params, source, target, case in MADE_FROM_TARGET)
+    check(params, source, target, case in MADE_FROM_TARGET)
     params, removed = disturbed(rng, params, source)
     biased = "v" in source.biases or "v" in target.biases
     known = removed and case in STILL_IN_TARGET and not biased
     with np.errstate(all="ignore"):
         check(params, source, target, known)
-    return answer
 
 
 CASES = [*MADE_FROM_TARGET, outside, other_functions]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-@pytest.mark.parametrize("seed", deep([0, 1], 0))
-def test_answers_are_true(case, seed):
-    run(case, seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_many_answers_are_true(case):
-    answers = [run(case, seed) for seed in range(2, 32)]
-    print(case.__name__, {name: answers.count(name) for name in set(answers)})
+@pytest.mark.parametrize("seeds", deep([range(1), range(1, 32)], range(1)), ids=len)
+def test_answers_are_true(case, seeds):
+    for seed in seeds:
+        run(case, seed)

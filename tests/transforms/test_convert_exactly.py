@@ -30,6 +30,7 @@ def checked(params, layout, target, key=None, **options):
     assert max(found.forward_error, found.gradient_error) < 1e-11
     shapes = {name: a.shape for name, a in found.params.items()}
     assert shapes == weight_shapes(target)
+    assert all(type(a) is np.ndarray and a.dtype == np.float64 for a in found.params.values())
     assert difference(found.params, target, params, layout, **options) < 1e-11
     return dict(found.params), found.steps
 
@@ -190,24 +191,22 @@ def test_projections_that_differ_are_not_tied():
 
 
 @pytest.mark.parametrize(
-    "options", [{"score_mods": (ALiBi(np.full(4, 0.1)),)}, {"logits_soft_cap": 2.0}], ids=str
+    ("extras", "options"),
+    [
+        ((), {"score_mods": (ALiBi(np.full(4, 0.1)),)}),
+        ((), {"logits_soft_cap": 2.0}),
+        ((Sink(learnt=False),), {}),
+    ],
+    ids=str,
 )
-def test_options_of_the_call_see_a_key_bias(options):
+def test_what_sees_a_key_bias(extras, options):
     """A constant added to the scores of a query changes nothing without them."""
-    checked(random_params(small()), small(), small("bilinear"), **options)
-    biased = small(biases=("k",))
-    assert isinstance(convert(random_params(biased), biased, small("bilinear")), Conversion)
-    found = convert(random_params(biased), biased, small("bilinear"), **options)
-    assert isinstance(found, Undecided)
-
-
-def test_a_sink_sees_the_key_bias():
-    """With a sink, the product of q and k is another function than with a key bias."""
-    sink = (Sink(learnt=False),)
-    target = small("bilinear", biases=("q",), extras=sink)
-    biased = small(biases=("k",), extras=sink)
-    assert not isinstance(convert(random_params(biased), biased, target), Conversion)
-    checked(random_params(small(extras=sink)), small(extras=sink), target)
+    target, plain = small("bilinear", biases=("q",), extras=extras), small(extras=extras)
+    checked(random_params(plain), plain, target, **options)
+    biased = small(biases=("k",), extras=extras)
+    params = random_params(biased)
+    assert isinstance(convert(params, biased, target, **options), Undecided)
+    assert isinstance(convert(params, small(biases=("k",)), small("bilinear")), Conversion)
 
 
 @pytest.mark.parametrize("size", [1e160, 1e200])
@@ -243,9 +242,10 @@ def test_weights_as_returned_are_finite_and_measured(dtype):
     params = {n: jnp.asarray(a, dtype) for n, a in random_params(small(), size=1.0).items()}
     found = convert(params, small(), small(scale=1e-6))
     assert isinstance(found, Undecided if dtype == np.float16 else Conversion)
-    found = convert(params, small(), small("bilinear"), key=jax.random.key(3))
-    assert isinstance(found, Conversion)
-    assert {a.dtype for a in found.params.values()} == {jnp.dtype(dtype)}
+    for target in (small(), small("bilinear")):
+        found = convert(params, small(), target, key=jax.random.key(3))
+        assert isinstance(found, Conversion)
+        assert all(isinstance(a, jax.Array) and a.dtype == dtype for a in found.params.values())
     assert 1e-9 < found.forward_error < error_bound(dtype)
     assert not jax.config.jax_enable_x64
 
@@ -255,11 +255,3 @@ def test_layouts_of_other_inputs(name):
     other = small(**{"head_dim": 3, name: 8})
     with pytest.raises(ValueError, match=f"layout has {name} 12, target 8"):
         convert(random_params(small()), small(), other)
-
-
-def test_numpy_arrays_stay_numpy_arrays():
-    found = convert(random_params(small()), small(), small("bilinear"))
-    assert isinstance(found, Conversion)
-    assert all(isinstance(a, np.ndarray) and a.dtype == np.float64 for a in found.params.values())
-    params = init(jax.random.key(0), small())
-    assert all(isinstance(a, jax.Array) for a in convert(params, small(), small()).params.values())
