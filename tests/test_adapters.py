@@ -28,18 +28,15 @@ def draw(*shape, seed=0):
 def random_like(tree, seed=1):
     """The same tree with random leaves; zeros would hide biases."""
     leaves, structure = jax.tree.flatten(tree)
-    return jax.tree.unflatten(
-        structure, [draw(*a.shape, seed=seed + i) for i, a in enumerate(leaves)]
-    )
+    arrays = [draw(*a.shape, seed=seed + i) for i, a in enumerate(leaves)]
+    return jax.tree.unflatten(structure, arrays)
 
 
 @functools.cache
 def linen_params(module, *widths):
-    shapes = jax.eval_shape(
-        lambda key: module.init(key, *(jnp.ones((1, 3, w)) for w in widths), deterministic=True),
-        jax.random.key(0),
-    )
-    return random_like(shapes["params"])
+    init = functools.partial(module.init, deterministic=True)
+    inputs = [jnp.ones((1, 3, width)) for width in widths]
+    return random_like(jax.eval_shape(init, jax.random.key(0), *inputs)["params"])
 
 
 def padding_mask():
@@ -206,31 +203,25 @@ def test_options_reach_the_function(implementation):
     assert jax.eval_shape(attention_fn, q, k, v.astype(jnp.bfloat16)).dtype == jnp.float32
 
 
+PRECISIONS = {"highest": "HIGHEST", ("float32", "float32"): "HIGHEST", "high": "HIGH", None: None}
+PRECISIONS["BF16_BF16_F32"] = "BF16_BF16_F32"  # an algorithm
+
+
 @pytest.mark.parametrize("implementation", ["dense", "xla", "blockwise"])
-@pytest.mark.parametrize("precision", ["highest", "high", ("float32", "float32"), None])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_precision_reaches_every_product_of(implementation, precision):
     """Those of the gradient too."""
     if implementation not in attnlab.BACKENDS:
         pytest.skip(f"no backend {implementation!r}")
-    a = draw(2, 5, 4, 4)
-    run = lambda q, k, v: jnp.sum(
-        attention_fn(q, k, v, precision=precision, implementation=implementation)
-    )
+    a, name = draw(2, 5, 4, 4), PRECISIONS[precision]
+    options = dict(precision=precision, implementation=implementation)
+    run = lambda q, k, v: jnp.sum(attention_fn(q, k, v, **options))
     text = str(jax.make_jaxpr(jax.grad(run, (0, 1, 2)))(a, a, a))
     products = len(re.findall(r"dot_general\[", text))
     assert products >= 6
-    if precision is None:
-        assert "precision=" not in text
-    else:
-        name = "HIGH" if precision == "high" else "HIGHEST"
-        asked = rf"precision={name}\b|precision=\(Precision\.{name}, Precision\.{name}\)"
-        assert len(re.findall(asked, text)) == products
-
-
-def test_a_precision_may_be_the_name_of_an_algorithm():
-    a, name = draw(2, 5, 4, 4), "BF16_BF16_F32"
-    run = functools.partial(attention_fn, precision=name, implementation="dense")
-    assert str(jax.make_jaxpr(run)(a, a, a)).count(f"precision={name}") == 2
+    asked = rf"precision={name}\b|precision=\(Precision\.{name}, Precision\.{name}\)"
+    assert len(re.findall(asked, text)) == (products if name else 0)
+    assert name or "precision=" not in text
 
 
 A = draw(2, 5, 4, 3)
@@ -271,10 +262,7 @@ def test_one_query_takes_zeros_and_ones_alone():
 
 SIZES = {
     "plain": (LINEN(3), (6,)),
-    "no bias, wide, cross": (
-        LINEN(4, qkv_features=12, out_features=11, use_bias=False),
-        (6, 10, 9),
-    ),
+    "no bias, wide, cross": (WIDE(use_bias=False), (6, 10, 9)),
     "normalised": (LINEN(3, qkv_features=12, normalize_qk=True), (6, 10)),
 }
 
@@ -290,9 +278,8 @@ def test_heads_from_linen_and_back(sizes):
 
     def ours(params, x, *context):
         w, layout = heads_from_linen(params)
-        return multi_head_attention(
-            w, x, layout, context[0] if len(context) == 1 else context or None
-        )
+        context = context[0] if len(context) == 1 else context or None
+        return multi_head_attention(w, x, layout, context)
 
     theirs = lambda params, *inputs: module.apply({"params": params}, *inputs)
     got, expected = (value_and_gradient(run, params, *inputs) for run in (ours, theirs))

@@ -1,10 +1,9 @@
 """What the README, the pages of docs/ and the docstrings show is what happens."""
 
 import ast
-import contextlib
+import dataclasses
 import doctest
 import importlib
-import io
 import re
 from unittest import mock
 
@@ -15,21 +14,19 @@ from conftest import ROOT
 
 import attnlab
 from attnlab import pretrained
-from attnlab.data import make_tokenizer
+from attnlab.data import DATASETS, make_tokenizer
 from attnlab.heads import HEAD_VALUES, Standard
 from attnlab.interpret import STATISTICS
 from attnlab.models import FFN, Experts, ModelConfig
 from attnlab.models.ffn import ffn_values
 from attnlab.models.layer import LAYER_VALUES
 from attnlab.nested import flatten
+from attnlab.training import OBJECTIVES, OPTIMIZERS, SCHEDULES
 from experiments import reference
 from experiments.configs import byte_lm
 
-DOCS = [
-    page
-    for page in sorted((ROOT / "docs").rglob("*.md"))
-    if not {"_build", "colab"} & set(page.relative_to(ROOT / "docs").parts)
-]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+DOCS = [page for page in DOCS if not {"_build", "colab"} & {*page.relative_to(ROOT).parts[1:]}]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 INSIDE = "((?:(?!```).)*)"
 
@@ -38,12 +35,8 @@ def name_of(page):
     return page.relative_to(ROOT).as_posix().removeprefix("docs/")
 
 
-SHOWN = {
-    name_of(page): re.findall(
-        f"```python\n{INSIDE}```\n```\n{INSIDE}```", page.read_text(), re.DOTALL
-    )
-    for page in PAGES
-}
+BLOCKS = re.compile(f"```python\n{INSIDE}```\n```\n{INSIDE}```", re.DOTALL)
+SHOWN = {name_of(page): BLOCKS.findall(page.read_text()) for page in PAGES}
 
 
 LONG = {
@@ -60,14 +53,13 @@ def each(names):
 
 
 @pytest.mark.parametrize("page", each(name for name, blocks in SHOWN.items() if blocks))
-def test_code_prints_what_the_page_says(page):
+def test_code_prints_what_the_page_says(page, capsys):
     """Its blocks, one after the other."""
     names: dict = {}
     for code, printed in SHOWN[page]:
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out), mock.patch.dict(attnlab.LAYOUTS):  # a page's own row
+        with mock.patch.dict(attnlab.LAYOUTS):  # a page's own row
             exec(code, names)
-        assert out.getvalue() == printed
+        assert capsys.readouterr().out == printed
 
 
 def test_the_table_of_names_is_that_of_the_code():
@@ -84,14 +76,36 @@ def test_the_table_of_statistics_is_that_of_the_code():
     assert [row for row in rows if row[0] in STATISTICS] == table
 
 
+REGISTRIES = [
+    ("datasets.md", "| source |", DATASETS),
+    ("optimizers.md", "| optimizer |", OPTIMIZERS),
+    ("optimizers.md", "| schedule |", SCHEDULES),
+]
+
+
+@pytest.mark.parametrize(("page", "header", "registry"), REGISTRIES)
+def test_tables_name_the_entries_of_a_registry(page, header, registry):
+    """Of a dataset also its fields; together they name all tasks."""
+    text = (ROOT / "docs" / "reference" / page).read_text()
+    lines = text[text.index(header) :].split("\n\n")[0].splitlines()[2:]
+    rows = [line.strip("|").split("|") for line in lines]
+    table = [[re.findall(r"`(\w+)`", cell) for cell in row] for row in rows]
+    own = [name for name, entry in registry.items() if entry.__module__.startswith("attnlab.")]
+    assert [names for [names], *_ in table] == own
+    if registry is DATASETS:
+        for [name], _, fields, *_ in table:
+            assert fields == [field.name for field in dataclasses.fields(DATASETS[name])]
+        tasks = {task for _, _, _, some, _ in table for task in some}
+        assert tasks == {name for name in OBJECTIVES if ":" not in name}  # no file of a test
+
+
 FILES = r"(?<![\w/.~])(?:experiments|attnlab|tests|colab|docs)/[\w/]+\.(?:py|ipynb|md|csv|svg)\b"
 
 
 def anchors(page):
     """Of the headings of a page, as GitHub and the site make them."""
-    titles = re.findall(
-        r"^#+ (.*)$", re.sub("```.*?```", "", page.read_text(), flags=re.DOTALL), re.M
-    )
+    text = re.sub("```.*?```", "", page.read_text(), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.M)
     plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles]
     return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
 
@@ -114,9 +128,8 @@ def test_pages_name_files_and_headings_that_exist(page):
 
 
 def test_pages_made_from_the_code():
-    stale = [
-        n for n, text in reference.pages().items() if (reference.PAGES / n).read_text() != text
-    ]
+    made = reference.pages()
+    stale = [name for name in made if (reference.PAGES / name).read_text() != made[name]]
     assert stale == [], "run python -m experiments.reference"
 
 
@@ -128,7 +141,7 @@ def test_every_field_of_a_config_is_on_its_page():
     assert [name for name in names if f"`config.{name}" not in text] == []
 
 
-def test_the_tutorial_on_gpt2_runs(tmp_path):
+def test_the_tutorial_on_gpt2_runs(tmp_path, capsys):
     """On a small GPT-2 with random weights in the place of the one of the hub."""
     config = ModelConfig(
         width=16, num_layers=2, vocab_size=300, max_len=256, ffn=FFN(activation="gelu_tanh"),
@@ -139,12 +152,11 @@ def test_the_tutorial_on_gpt2_runs(tmp_path):
     (tmp_path / "tokenizer.json").write_bytes(make_tokenizer("bpe:260", ["low low low"]).content)
     page = (ROOT / "docs" / "tutorials" / "gpt2_heads.md").read_text()
     names: dict = {}
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        for code in re.findall(f"```python\n{INSIDE}```", page, re.DOTALL):
-            exec(code.replace('"openai-community/gpt2"', repr(str(tmp_path))), names)
-    assert "induction ['" in out.getvalue()
-    assert "the largest increase of the loss is that of head " in out.getvalue()
+    for code in re.findall(f"```python\n{INSIDE}```", page, re.DOTALL):
+        exec(code.replace('"openai-community/gpt2"', repr(str(tmp_path))), names)
+    printed = capsys.readouterr().out
+    assert "induction ['" in printed
+    assert "the largest increase of the loss is that of head " in printed
 
 
 def test_the_tutorial_on_sweeps_compares_with_one_variant():

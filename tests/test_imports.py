@@ -1,8 +1,6 @@
-"""Imports point downwards and in no circle, heavy packages stay lazy, some have few importers."""
+"""Imports point downwards and in no circle, and some packages have few importers."""
 
 import ast
-import subprocess
-import sys
 from functools import cache
 from graphlib import TopologicalSorter
 
@@ -94,36 +92,6 @@ def test_no_two_files_import_each_other_in_a_circle():
         for path in (ROOT / package).rglob("*.py"):
             graph[path] = imports_of(path)[0]
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
-
-
-def printed(code):
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
-
-
-def test_import_is_light_and_lazy_packages_load_on_first_use():
-    heavy = ("orbax", "matplotlib", "tensorboardX", "absl.app", "ml_collections")
-    loaded, lazy = printed(
-        f"import sys, attnlab; print([m for m in {heavy} if m in sys.modules]); "
-        "before = 'attnlab.interpret' in sys.modules; "
-        "print(before, attnlab.interpret.head_statistics.__name__, hasattr(attnlab, 'interpreted'))"
-    )
-    # Flax itself loads orbax where it finds it; nothing of ours does.
-    assert set(ast.literal_eval(loaded)) <= {"orbax"}
-    assert lazy.split() == ["False", "head_statistics", "False"]
-
-
-def test_a_worker_imports_no_statistics_and_no_figures(tmp_path):
-    """Of a sweep without runs. Checkpoints import orbax, and a report the others."""
-    heavy = ("scipy.stats", "scipy.optimize", "matplotlib", "pandas", "orbax", "jinja2")
-    (tmp_path / "specs.json").write_text("[]")
-    lines = printed(
-        "import sys, flax.linen; before = set(sys.modules); import attnlab.lab.__main__ as worker; "
-        f"code = worker.main([{str(tmp_path)!r}]); "
-        f"print(code, [m for m in {heavy} if m in set(sys.modules) - before])"
-    )
-    assert lines == ["0 []"]
 
 
 def test_dir_is_what_a_module_offers():

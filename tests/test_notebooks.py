@@ -77,11 +77,8 @@ def test_it_runs(path, tmp_path):
     notebook.cells.extend(nbformat.v4.new_code_cell(code) for code in solutions(path))
     jupytext.write(notebook, tmp_path / path.name)
     words = [sys.executable, "-m", "pytest", "--nbmake", "--overwrite", "--nbmake-timeout=600"]
-    roots = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "PYTHONPATH": os.pathsep.join(roots),
-    }
+    roots = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": roots}
     options = dict(cwd=tmp_path, env=environment, capture_output=True, text=True)
     result = subprocess.run([*words, "-c", "/dev/null", path.name], **options)
     assert result.returncode == 0, result.stdout[-3000:]

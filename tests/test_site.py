@@ -5,34 +5,27 @@ import os
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from urllib.parse import unquote, urldefrag
 
 import pytest
 from conftest import ROOT
+from written_page import Parsed
 
 import attnlab
 
 pytestmark = pytest.mark.slow
 
 
-class Page(HTMLParser):
+class Page:
     """The links, anchors and pictures of a page, and what a browser loads for it."""
 
     def __init__(self, text):
-        super().__init__()
-        self.links, self.anchors, self.loads, self.silent = [], set(), [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        self.anchors |= {found[name] for name in ("id", "name") if found.get(name)}
-        if tag == "img" and not found.get("alt"):
-            self.silent.append(found.get("src"))
-        if tag == "a" and found.get("href"):
-            self.links.append(found["href"])
-        loaded = found.get("src") or (tag == "link" and found.get("href"))
-        self.loads += [loaded] if loaded else []
+        tags = Parsed(text).tags
+        self.links = [found["href"] for tag, found in tags if tag == "a" and found.get("href")]
+        self.anchors = {found.get(name) or "" for _, found in tags for name in ("id", "name")}
+        self.silent = [found for tag, found in tags if tag == "img" and not found.get("alt")]
+        sources = [found.get({"link": "href"}.get(tag, "src")) for tag, found in tags]
+        self.loads = [source for source in sources if source]
 
 
 @pytest.fixture(scope="module")

@@ -42,11 +42,9 @@ def prepared(folder, **fields):
 
 
 def classes(folder):
-    """Of a folder, the zip of it, and of one file."""
+    """Of a folder, and of the zip of it."""
     packed = shutil.make_archive(folder.parent / "texts", "zip", folder)
-    found = [read_labelled(path) for path in (folder, packed)]
-    assert found[0] == found[1]
-    return found
+    return [read_labelled(path) for path in (folder, packed)]
 
 
 def trees(folder):
@@ -136,8 +134,14 @@ CASES = [
     (prepared, {}, {"a.gz": gzip.compress(b"a" * 99)[:-9]}, "a.gz"),
     (prepared, {}, {"a.txt": b"\xff\xfe"}, "a.txt is not UTF-8"),
     (prepared, {}, {"a.jsonl": b'{"text": "\\ud800"}'}, "a.jsonl:1: "),
+    (prepared, {}, {"a.jsonl": b'{"text": "a"}\n\n[]\n'}, "a.jsonl:3: no JSON object"),
+    (prepared, {}, {"a.jsonl": b'{"text": "a"}\n' + b"[" * 100_000}, "a.jsonl:2: no JSON object"),
     (prepared, {"column": "body"}, {"a.jsonl": b'{"text": "a"}'}, "a.jsonl:1: .*'body'"),
     (prepared, {}, {"a.jsonl": b'{"text": 5}'}, "a.jsonl: 'text' is int"),
+    (trees, {}, {"a-ud-dev.conllu": TREE, "b-ud-dev.conllu": TREE}, "two files of the part 'dev'"),
+    (trees, {}, {"a-ud-dev.conllu": b"#\n# caf\xe9\n"}, "dev.conllu:2: byte 0xe9 is not UTF-8"),
+    (trees, {}, {"a-ud-dev.conllu.gz": gzip.compress(TREE)[:-9]}, "cannot read .*dev.conllu.gz: "),
+    (trees, {}, {"a-ud-dev.conllu": b"\n# nothing\n"}, "holds no sentence"),
     (scan.datasets, {}, {f"tasks_{part}_simple.txt.gz": gzip.compress(b"IN: a OUT: b\nIN: a b\n")
                          for part in ("train", "test")}, "simple.txt.gz:2"),
 ]  # fmt: skip

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from small_data import write
 
 from attnlab.data import Text
 from attnlab.data.packing import packed_rows
@@ -52,28 +53,21 @@ def test_small_documents_leave_hardly_any_padding():
 DOCUMENTS = ["to be", "or", "not to be; that is the question", "Straße", "x", "whether"] * 10
 
 
-def write(folder, form):
-    """The documents as files, as JSON lines, or with a separator; returns fields of `Text`."""
-    folder.mkdir()
-    if form == "folder":
-        for number, text in enumerate(DOCUMENTS):
-            (folder / f"{number:03d}.txt").write_text(text)
-        return {"path": str(folder)}
-    if form == "lines":
-        with gzip.open(folder / "all.jsonl.gz", "wt") as file:
-            file.writelines(json.dumps({"text": text}) + "\n" for text in DOCUMENTS)
-        return {"path": str(folder)}
-    (folder / "all.txt").write_text("<end>".join(DOCUMENTS))
-    return {"path": str(folder / "all.txt"), "separator": "<end>"}
+LINES = "\n".join(json.dumps({"text": text}) for text in DOCUMENTS)
+FORMS = {
+    "folder": {f"{number:03d}.txt": text for number, text in enumerate(DOCUMENTS)},
+    "lines": {"all.jsonl.gz": gzip.compress(LINES.encode())},
+    "separator": {"all.txt": "<end>".join(DOCUMENTS)},
+}
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:270"])
 def test_every_form_of_documents_gives_the_same_windows(tmp_path, tokenizer):
     """Whole documents but where one is longer than a window or the held-out part begins."""
-    found = []
-    for form in ("folder", "lines", "separator"):
-        fields = write(tmp_path / form, form) | {"pack": True, "tokenizer": tokenizer}
-        found.append(Text(**fields, validation=0.1).load(LENGTH))
+    found, fields = [], dict(tokenizer=tokenizer, validation=0.1, pack=True)
+    for form, files in FORMS.items():
+        fields["separator"] = "<end>" if form == "separator" else ""
+        found.append(Text(path=str(write(tmp_path / form, files)), **fields).load(LENGTH))
     for dataset in found:
         for part in ("train", "validation", "heldout"):
             rows, first = getattr(dataset, part)(0), getattr(found[0], part)(0)

@@ -31,9 +31,8 @@ def test_one_part_is_split_by_the_source_line(tmp_path):
 
 
 def test_multi30k(shared_data):
-    found = text_rows.find_pairs(
-        shared_data / "multi30k", ("en", "de"), ("train", "val", "test_2016_flickr")
-    )
+    parts = ("train", "val", "test_2016_flickr")
+    found = text_rows.find_pairs(shared_data / "multi30k", ("en", "de"), parts)
     assert [len(found[part]) for part in text_rows.SPLITS] == [29_000, 1_014, 1_000]
     assert found["test"][0].target == "Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt."
 

@@ -8,13 +8,13 @@ import sys
 import numpy as np
 import pytest
 from commands import command
-from small_data import word_tokenizer
+from small_data import word_tokenizer, write
 from test_every_dataset import same
 
 from attnlab.data import HuggingFace, PreparePlan, Text, TokenFiles, prepare
 from attnlab.data.prepare import read_pieces
 from attnlab.data.token_files import Index
-from attnlab.data.tokenizer import load_tokenizer, token_sizes
+from attnlab.data.tokenizer import load_tokenizer, make_tokenizer, token_sizes
 
 BYTES = np.random.default_rng(0).integers(1, 256, 5000).astype(np.uint8)
 LENGTH = 16
@@ -24,13 +24,12 @@ LENGTH = 16
 def test_a_file_gives_the_batches_of_the_text_in_memory(tmp_path, dtype):
     """The same windows of the same (seed, step), and the same held-out part."""
     (tmp_path / "text").write_bytes(BYTES.tobytes())
-    fields = dict(vocab_size=256, bytes_per_token=1.0)
-    if dtype == "npy":
-        np.save(tmp_path / "ids.npy", BYTES.astype(np.uint32))
-        config = TokenFiles(path=str(tmp_path / "ids.npy"), **fields)
-    else:
+    np.save(tmp_path / "ids.npy", BYTES.astype(np.uint32))
+    fields = dict(path=str(tmp_path / "ids.npy"), vocab_size=256, bytes_per_token=1.0)
+    if dtype != "npy":
         BYTES.astype(dtype).tofile(tmp_path / "ids.bin")
-        config = TokenFiles(path=str(tmp_path / "ids.bin"), dtype=dtype, **fields)
+        fields |= {"path": str(tmp_path / "ids.bin"), "dtype": dtype}
+    config = TokenFiles(**fields)
     text, files = Text(path=str(tmp_path / "text")).load(LENGTH), config.load(LENGTH)
     shard = slice(2, 6)
     for seed, step in ((0, 1), (3, 70)):
@@ -48,11 +47,7 @@ TEXTS = {f"{i}.txt": f"Œuvre {i}: " + "the rose is a rose, naïve.\n" * (i + 1)
 
 @pytest.fixture
 def texts(tmp_path):
-    folder = tmp_path / "texts" / "more"
-    folder.mkdir(parents=True)
-    for name, text in TEXTS.items():
-        (folder / name).write_text(text)
-    return folder.parent
+    return write(tmp_path / "texts", {f"more/{name}": text for name, text in TEXTS.items()})
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:300"])
@@ -62,7 +57,7 @@ def test_prepared_texts_are_whole(texts, tmp_path, tokenizer):
     index = prepare([texts], out, plan)
     assert index == Index.read(out)
     assert index.vocab_size == (257 if tokenizer == "bytes" else 301)
-    parts = []
+    made, parts = make_tokenizer(tokenizer, [], out), []
     for shards, count in zip((index.train, index.heldout), index.documents, strict=True):
         assert all(shard.tokens == 100 for shard in shards[:-1])
         content = b"".join((out / shard.file).read_bytes() for shard in shards)
@@ -72,18 +67,13 @@ def test_prepared_texts_are_whole(texts, tmp_path, tokenizer):
         documents = np.split(ids, np.flatnonzero(ids == index.end_of_document) + 1)
         assert len(documents) == count + 1
         assert len(documents[-1]) == 0
-        decode = (lambda d: bytes(d.tolist()).decode()) if tokenizer == "bytes" else (
-            load_tokenizer(out / "tokenizer.json").decode
-        )  # fmt: skip
-        parts.append({decode(document[:-1]) for document in documents[:-1]})
+        parts.append({made.decode(document[:-1]) for document in documents[:-1]})
     assert parts[0] | parts[1] == set(TEXTS.values())
     assert not parts[0] & parts[1]
     dataset = TokenFiles(path=str(out)).load(8)
     rows = dataset.heldout(0)
     size = sum(len(text.encode()) for text in parts[1])
-    first = 1 if tokenizer == "bytes" else token_sizes(load_tokenizer(out / "tokenizer.json"))[
-        rows["tokens"][0, 0]
-    ]  # fmt: skip
+    first = token_sizes(made)[rows["tokens"][0, 0]]
     assert (rows["bytes"] * rows["valid"]).sum() == size - first
     assert "naïve" in dataset.decode(rows["tokens"].ravel().tolist())
 
@@ -116,15 +106,11 @@ def test_a_folder_with_other_files_is_left_as_it_is(texts, tmp_path):
     """What a killed call leaves is overwritten: shards, and a tokenizer beside them."""
     plan, out = PreparePlan("bpe:300"), tmp_path / "out"
     for names in (["notes.txt", "train_00000.bin"], ["tokenizer.json"]):
-        folder = tmp_path / names[0]
-        folder.mkdir()
-        for name in names:
-            (folder / name).write_text("mine")
+        mine = dict.fromkeys(names, "mine")
+        folder = write(tmp_path / str(len(names)), mine)
         with pytest.raises(ValueError, match=names[0]):
             prepare([texts], folder, plan)
-        assert {path.name: path.read_text() for path in folder.iterdir()} == dict.fromkeys(
-            names, "mine"
-        )
+        assert {path.name: path.read_text() for path in folder.iterdir()} == mine
     first = prepare([texts], out, plan)
     (out / "index.json").unlink()
     (out / ".index.json.3f.partial").touch()
@@ -143,11 +129,9 @@ def test_long_documents_are_read_in_pieces(tmp_path):
 def test_a_tokenizer_is_learnt_from_so_many_bytes_of_text(tmp_path, monkeypatch):
     """Of text and not of packed files: about 8 of 40 documents, each of a word of its own."""
     monkeypatch.setattr(sys.modules[prepare.__module__], "LEARN_BYTES", 8000)
-    (tmp_path / "texts").mkdir()
     words = [f"word{chr(97 + i // 7)}{chr(110 + i % 7)}" for i in range(40)]
-    for word in words:
-        content = gzip.compress(f"{word} ".encode() * 142)  # 1000 bytes
-        (tmp_path / "texts" / f"{word}.txt.gz").write_bytes(content)
+    files = {f"{w}.txt.gz": gzip.compress(f"{w} ".encode() * 142) for w in words}  # 1000 bytes
+    write(tmp_path / "texts", files)
     prepare([tmp_path / "texts"], tmp_path / "out", PreparePlan("bpe:1000", heldout=0.0))
     tokenizer = load_tokenizer(tmp_path / "out" / "tokenizer.json")
     learnt = [word for word in words if len(tokenizer.ids([f" {word}"])[0]) == 1]
@@ -156,13 +140,6 @@ def test_a_tokenizer_is_learnt_from_so_many_bytes_of_text(tmp_path, monkeypatch)
     prepare([tmp_path / "texts"], tmp_path / "few", PreparePlan("bpe:300", heldout=0.0))
     tokenizer = load_tokenizer(tmp_path / "few" / "tokenizer.json")
     assert [word for word in words if len(tokenizer.ids([f" {word}"])[0]) == 1] == words[:1]
-
-
-@pytest.mark.parametrize("line", ["[]", "[" * 100_000, '{"txt": "a"}'], ids=lambda line: line[:9])
-def test_lines_that_hold_no_text_are_named(tmp_path, line):
-    (tmp_path / "rows.jsonl").write_text(f'{{"text": "a"}}\n\n{line}\n')
-    with pytest.raises(ValueError, match=r"rows\.jsonl:3: no JSON object"):
-        prepare([tmp_path / "rows.jsonl"], tmp_path / "out")
 
 
 def test_tables_and_json_lines(tmp_path):

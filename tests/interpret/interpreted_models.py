@@ -2,6 +2,7 @@
 
 import functools
 
+import jax.numpy as jnp
 import random_models
 
 from attnlab import heads
@@ -18,4 +19,5 @@ def config_of(layout="standard", *, num_heads=3, biases=("q", "k", "v", "o"), **
     return ModelConfig(heads=kind(num_heads=num_heads, biases=biases, **own), **base | fields)
 
 
+TOKENS = jnp.asarray([[4, 1, 7, 2, 2, 0], [10, 3, 5, 6, 1, 8]])
 random_params = functools.partial(random_models.random_params, seed=0, scale=0.5)

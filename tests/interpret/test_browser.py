@@ -5,6 +5,7 @@ CHROMIUM names the browser where it is not found on the PATH (see `browser` in c
 
 import numpy as np
 import pytest
+from written_page import softmax
 
 from attnlab.interpret import AttentionMaps, Panel, view, view_panels
 
@@ -14,14 +15,8 @@ LAYERS, HEADS, LENGTH = 3, 4, 9
 TOKENS = ["The", " cat", " sat", "</script>", "שלום", "\n", " on", " the", " mat"]
 
 
-def softmax(*shape, seed=0):
-    scores = np.random.default_rng(seed).normal(0, 2, shape)
-    scores = np.where(np.tri(*shape[-2:], dtype=bool), scores, -np.inf)
-    e = np.exp(scores - scores.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-PROBS, OTHER = softmax(LAYERS, HEADS, LENGTH, LENGTH), softmax(2, HEADS, LENGTH, LENGTH, seed=1)
+PROBS = softmax(LAYERS, HEADS, LENGTH, LENGTH, causal=True)
+OTHER = softmax(2, HEADS, LENGTH, LENGTH, seed=1, causal=True)
 FIRST = PROBS[..., 0].mean(-1)
 
 
@@ -133,12 +128,8 @@ def test_heads_are_chosen_by_mouse_and_keys(one):
 
 
 def test_layers_with_the_same_weights_light_up(one):
-    lit = lambda: [
-        (layer, head)
-        for layer in range(LAYERS)
-        for head in range(HEADS)
-        if "lit" in thumb(one, layer, head).get_attribute("class").split()
-    ]
+    classes = lambda place: thumb(one, *place).get_attribute("class").split()
+    lit = lambda: [place for place in np.ndindex(LAYERS, HEADS) if "lit" in classes(place)]
     thumb(one, 2, 3).hover()
     assert lit() == [(0, 3), (2, 3)]
     assert one.locator(".row.lit").all_text_contents() == ["0group 0", "2group 0"]
@@ -167,10 +158,8 @@ def test_edges_and_text_show_the_same_numbers(one):
 
 
 def test_two_models_move_together_where_they_can(opened):
-    sides = [
-        Panel([AttentionMaps(PROBS, TOKENS)], "one"),
-        Panel([AttentionMaps(OTHER, TOKENS)], "other"),
-    ]
+    named = {"one": PROBS, "other": OTHER}
+    sides = [Panel([AttentionMaps(probs, TOKENS)], name) for name, probs in named.items()]
     tab = opened(view_panels(sides))
     thumb(tab, 1, 3).click()
     assert [title(tab, i) for i in (0, 1)] == ["Layer 1, head 3"] * 2
@@ -185,9 +174,8 @@ def test_two_models_move_together_where_they_can(opened):
 
 
 def test_three_attentions_of_one_model(opened):
-    cross = AttentionMaps(
-        np.full((1, 2, LENGTH, 2), [0.75, 0.25]), TOKENS, ["x", "y"], name="cross"
-    )
+    probs = np.full((1, 2, LENGTH, 2), [0.75, 0.25])
+    cross = AttentionMaps(probs, TOKENS, ["x", "y"], name="cross")
     tab = opened(view_panels([Panel([AttentionMaps(PROBS, TOKENS), cross])]))
     thumb(tab, 2, 3).click()
     tab.locator(".choice button", has_text="cross").click()

@@ -8,21 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, deep
-from interpreted_models import config_of, random_params
+from interpreted_models import TOKENS, config_of, random_params
 
-from attnlab import heads
-from attnlab.interpret import (
-    circuit,
-    composition_scores,
-    decompose_scores,
-    direct_logit_attribution,
-    record,
-)
+from attnlab import heads, interpret
+from attnlab.interpret import circuit, composition_scores, record
 from attnlab.models import Attention, Compute, EncoderConfig, ModelInputs, Norm, Rotary, run_model
 from attnlab.sharing import Plan, layer_params
 from attnlab.transforms.reparametrize import reparametrize
 
-TOKENS = jnp.asarray([[4, 1, 7, 2, 2, 0], [10, 3, 5, 6, 1, 8]])
 WITHOUT_NORMS = {"latent_norm": False}
 
 
@@ -63,10 +56,8 @@ def test_matrices_and_how_they_fit_are_those_of_elhage(order):
             np.testing.assert_allclose(found["ov"].matrix(i, n), b[n], rtol=1e-4, atol=1e-5)
         sizes = np.linalg.svd(b, compute_uv=False)[:, :4]
         np.testing.assert_allclose(found["ov"].singular_values[i], sizes, rtol=1e-5)
-        eigenvalues = np.linalg.eigvals(b)
-        np.testing.assert_allclose(
-            np.sum(abs(found["ov"].eigenvalues[i]), -1), np.sum(abs(eigenvalues), -1), rtol=1e-4
-        )
+        sums = [np.sum(abs(a), -1) for a in (found["ov"].eigenvalues[i], np.linalg.eigvals(b))]
+        np.testing.assert_allclose(*sums, rtol=1e-4)
     size = lambda a: np.linalg.norm(a, axis=(-2, -1))
     wrote = pairs[0][1]
     if norm == "post":
@@ -118,9 +109,7 @@ def test_keys_of_an_earlier_layer_and_of_another_text():
     captured = run_model(params, TOKENS, config, inputs).captured
     x = np.asarray(captured["attention_in"][2, 0]) / np.asarray(norm["scale"][2])
     a = circuit(config, params, "qk", distance=2).matrix(2, 1)
-    assert_close(
-        np.float32(x[5] @ a @ x[3]), np.asarray(captured["scores"][2, 0, 1, 5, 3]), loosen=3
-    )
+    assert_close(np.float32(x[5] @ a @ x[3]), captured["scores"][2, 0, 1, 5, 3], loosen=3)
 
 
 def test_a_shared_latent_under_deltas():
@@ -190,8 +179,8 @@ def test_nothing_depends_on_the_basis_of_a_head(layout, x64):
     @jax.jit
     def of_text(params):
         recording = record(config, params, TOKENS)
-        scores = decompose_scores(recording, 2, 1, split="query")
-        return direct_logit_attribution(recording, TOKENS), scores.terms
+        scores = interpret.decompose_scores(recording, 2, 1, split="query")
+        return interpret.direct_logit_attribution(recording, TOKENS), scores.terms
 
     assert_close(of_text(other), of_text(params), loosen=100)
     for name in ("qk", "ov"):

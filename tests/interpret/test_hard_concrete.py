@@ -8,20 +8,11 @@ import numpy as np
 import optax
 import pytest
 from conftest import assert_close, deep
-from interpreted_models import config_of, random_params
+from interpreted_models import TOKENS, config_of, random_params
 from scipy.special import expit as sigmoid
 
-from attnlab.interpret import (
-    GatedModel,
-    all_head_gates,
-    expected_open_share,
-    gate_values,
-    gated_optimizer,
-    hard_concrete,
-    head_gates,
-    open_probability,
-    remove_closed_heads,
-)
+from attnlab import interpret
+from attnlab.interpret import GatedModel, all_head_gates, gate_values, hard_concrete
 from attnlab.models import FFN, Compute, EncoderConfig
 
 ALPHAS = np.array([-4.0, -2.5, -1.0, 0.0, 0.7, 2.3, 2.5, 5.0])
@@ -47,18 +38,14 @@ def test_draws_are_open_as_often_as_is_said():
     """1e5 draws of each gate: P(z > 0) within four standard errors."""
     count = 100_000
     drawn = np.asarray(jax.jit(hard_concrete)(jnp.tile(ALPHAS, (count, 1)), jax.random.key(0)))
-    share = np.asarray(open_probability(ALPHAS))
+    share = np.asarray(interpret.open_probability(ALPHAS))
     np.testing.assert_allclose(share, sigmoid(ALPHAS + np.log(11) / 1.5), rtol=1e-6)
-    np.testing.assert_allclose(
-        expected_open_share({"a": ALPHAS[:3], "b": ALPHAS[3:]}), share.mean(), 1e-6
-    )
+    mean = interpret.expected_open_share({"a": ALPHAS[:3], "b": ALPHAS[3:]})
+    np.testing.assert_allclose(mean, share.mean(), 1e-6)
     error = np.sqrt(share * (1 - share) / count)
     assert (np.abs((drawn > 0).mean(0) - share) < 4 * error).all()
     in_the_end = np.clip(1.2 * sigmoid(ALPHAS) - 0.1, 0, 1)
     np.testing.assert_allclose(gate_values(ALPHAS), in_the_end, atol=1e-6)
-
-
-SAID = ("deterministic",)
 
 
 class Heads:
@@ -76,14 +63,11 @@ class Heads:
 def test_one_gate_in_all_uses_of_a_head(by):
     config = config_of(num_heads=16, num_layers=5, width=16, sharing="cycle:2")
     gated = GatedModel(Heads(config), all_head_gates(config, by=by))
-    params = {
-        "model": None,
-        "gates": {"heads": jnp.zeros({"layer": (5, 16), "group": (2, 16)}[by])},
-    }
+    alphas = jnp.zeros({"layer": (5, 16), "group": (2, 16)}[by])
+    params = {"model": None, "gates": {"heads": alphas}}
     key = lambda n: {"dropout": jax.random.key(n)}
     texts = jnp.ones((3, 2))
-    whole = jax.jit(lambda **o: gated.apply({"params": params}, texts, **o), static_argnames=SAID)
-    run = lambda **o: np.asarray(whole(**o))
+    run = lambda **options: np.asarray(gated.apply({"params": params}, texts, **options))
     drawn = run(deterministic=False, rngs=key(0))
     assert (drawn == drawn[:, :1, :1]).all()  # one draw for all texts and tokens
     of_layer = drawn[:, 0, 0]
@@ -104,8 +88,8 @@ def test_the_pull_is_the_gradient_of_the_penalty():
     gates, rate = {"a": jnp.array([[-1.0, 2.0]]), "b": jnp.array([[0.5]])}, 0.3
     loss = lambda p: jnp.sum(p["model"]["w"] ** 2) + jnp.sum(jnp.sin(p["gates"]["a"])) / 9
     params = {"model": {"w": jnp.array([1.0, 2.0])}, "gates": gates}
-    together = gated_optimizer(optax.sgd(0.5), penalty=0.7, learning_rate=rate)
-    whole = lambda g: jnp.sum(jnp.sin(g["a"])) / 9 + 0.7 * expected_open_share(g)
+    together = interpret.gated_optimizer(optax.sgd(0.5), penalty=0.7, learning_rate=rate)
+    whole = lambda g: jnp.sum(jnp.sin(g["a"])) / 9 + 0.7 * interpret.expected_open_share(g)
     adam = optax.adam(rate)
 
     @jax.jit
@@ -121,7 +105,6 @@ def test_the_pull_is_the_gradient_of_the_penalty():
     np.testing.assert_allclose(updates["gates"]["b"], -rate, rtol=1e-5)
 
 
-TOKENS = jnp.asarray([[4, 1, 7, 2, 2, 0], [10, 3, 5, 6, 1, 8]])
 SHUT, HALF, OPEN = -3.0, 0.4, 4.0
 ROW = [SHUT, OPEN, HALF, SHUT, OPEN, SHUT]
 OTHER = [HALF, SHUT, OPEN, SHUT, HALF, SHUT]
@@ -129,15 +112,11 @@ CLOSED = {
     # Every layer of a group has the same gates, which go into its output projection.
     "group": ({"sharing": "albert"}, "group", {"heads": [ROW]}, 3, ()),
     "layer": ({"sharing": "separate"}, "layer", {"heads": [ROW, OTHER]}, 3, ()),
-    "absorbed": ({"layout": "latent_absorbed"}, "group", {"heads": [ROW] * 2}, 3, ()),
     # Layers of a group differ: heads that are closed in all of them go, the rest stays a patch, and
     # a group that keeps fewer is filled up.
     "uses": (
         {"sharing": "cycle:2", "num_layers": 3}, "layer",
         {"heads": [ROW, [SHUT] * 5 + [OPEN], OTHER]}, 4, ("heads",),
-    ),
-    "grouped": (
-        {"sharing": "albert", "num_kv_heads": 3}, "group", {"heads": [[SHUT] * 2 + ROW[2:]]}, 2, (),
     ),
     "three": (
         {"kind": "encoder_decoder", "encoder": EncoderConfig(num_layers=2), "sharing": "albert"},
@@ -164,11 +143,10 @@ def test_closed_gates_make_a_smaller_model(case, x64):
     alphas = {name: jnp.asarray(rows) for name, rows in alphas.items()}
     assert {n: a.shape for n, a in alphas.items()} == {one.name: one.shape for one in gates}
     values = {name: gate_values(a) for name, a in alphas.items()}
-    small = remove_closed_heads(config, params, gates, values)
+    small = interpret.remove_closed_heads(config, params, gates, values)
     got = jax.jit(functools.partial(small.config.build().apply, patch=small.patch))
-    expected = jax.jit(gated.apply)(
-        {"params": {"model": params, "gates": alphas}}, TOKENS, **source
-    )
+    both = {"params": {"model": params, "gates": alphas}}
+    expected = jax.jit(gated.apply)(both, TOKENS, **source)
     assert_close(got({"params": small.params}, TOKENS, **source).logits, expected.logits)
     assert expected.logits.dtype == np.float64
     assert small.config.heads.num_heads == kept
@@ -180,11 +158,11 @@ def test_closed_gates_make_a_smaller_model(case, x64):
 def test_what_cannot_become_smaller_raises(x64):
     config = gated_config()
     gates = all_head_gates(config)
-    assert gates == (head_gates(config),)
+    assert gates == (interpret.head_gates(config),)
     one = np.ones((2, 6))
     one[0, 3] = 0
     with pytest.raises(ValueError, match="no smaller"):
-        remove_closed_heads(config, random_params(config), gates, {"heads": one})
+        interpret.remove_closed_heads(config, random_params(config), gates, {"heads": one})
     config = gated_config(kind="encoder_decoder", encoder=EncoderConfig(shares_decoder=True))
     with pytest.raises(ValueError, match="untie_encoder"):
-        remove_closed_heads(config, {}, all_head_gates(config), {})
+        interpret.remove_closed_heads(config, {}, all_head_gates(config), {})

@@ -9,18 +9,8 @@ from conftest import assert_close
 from interpreted_models import config_of, random_params
 from scipy.spatial.distance import jensenshannon
 
-from attnlab.interpret import (
-    STATISTICS,
-    effective_rank,
-    head_statistics,
-    js_divergence,
-    linear_cka,
-    mean_heads,
-    mean_over_pairs,
-    shuffle_tokens,
-    statistics_with_baselines,
-    uniform_attention,
-)
+from attnlab import interpret
+from attnlab.interpret import STATISTICS, head_statistics, js_divergence, linear_cka, mean_heads
 from attnlab.models import FFN, EncoderConfig, ModelInputs, run_model
 
 TOKENS = np.array([[4, 1, 4, 2, 2, 0, 1], [3, 3, 5, 3, 6, 1, 0]])
@@ -42,13 +32,8 @@ def by_hand(probs, tokens, allowed, real):
         p = probs[:, b, :, t]
         same = [s for s in seen if s != t and tokens[b, s] == tokens[b, t]]
         after = [s for s in seen if s > 0 and s != t + 1 and tokens[b, s - 1] == tokens[b, t]]
-        targets = {
-            "previous_token": [t - 1],
-            "diagonal": [t],
-            "first_token": [0],
-            "duplicate_token": same,
-        }
-        for name, target in (targets | {"induction": after}).items():
+        targets = {"previous_token": [t - 1], "diagonal": [t], "first_token": [0]}
+        for name, target in (targets | {"duplicate_token": same, "induction": after}).items():
             if kept := [s for s in target if s in seen]:
                 found[name].append(p[..., kept].sum(-1))
         found["entropy"].append(-(p[..., seen] * np.log(p[..., seen])).sum(-1))
@@ -71,10 +56,8 @@ def test_statistics_are_what_their_formulas_say(causal):
     hard = np.eye(7)[probs.argmax(-1)]
     found = head_statistics(hard, TOKENS, real, visible=allowed)
     clipped = by_hand(np.maximum(hard, 1e-30), TOKENS, allowed, real)
-    assert_close(
-        {n: found[n] for n in ("first_token", "duplicate_token")},
-        {n: clipped[n] for n in ("first_token", "duplicate_token")},
-    )
+    for name in ("first_token", "duplicate_token"):
+        assert_close(found[name], clipped[name])
 
 
 def test_what_cannot_be_told_is_left_out():
@@ -107,7 +90,7 @@ def test_each_layer_has_the_keys_that_its_window_shows():
     allowed = np.stack([window, np.tri(5, dtype=bool), np.eye(5, dtype=bool)])[:, None, None]
     probs = softmax(RNG.normal(size=(3, 2, 4, 5, 5)), allowed)
     for visible in (None, allowed[:, 0]):
-        found = head_statistics(uniform_attention(jnp.asarray(probs)), visible=visible)
+        found = head_statistics(interpret.uniform_attention(jnp.asarray(probs)), visible=visible)
         of_sizes = lambda f: np.mean([f(n) for n in (2, 3, 4, 5)])
         entropies = np.log(2), of_sizes(np.log), np.nan
         masses = 1 / 2, of_sizes(lambda n: 1 / n), np.nan
@@ -134,10 +117,9 @@ def test_differences_between_heads():
     np.testing.assert_allclose(js_divergence(half, mask), exact, atol=2e-6)
     with pytest.raises(ValueError, match=r"mask \(6, 3\) must be \(3, 6\), True"):
         js_divergence(half, mask.T)
-    found = mean_over_pairs(expected)
-    np.testing.assert_allclose(
-        found["heads"][1], (expected[1, :, 1].sum() - np.trace(expected[1, :, 1])) / 12, rtol=1e-5
-    )
+    found = interpret.mean_over_pairs(expected)
+    others = expected[1, :, 1].sum() - np.trace(expected[1, :, 1])
+    np.testing.assert_allclose(found["heads"][1], others / 12, rtol=1e-5)
     np.testing.assert_allclose(found["layers"][0, 1], expected[0, :, 1].mean(), rtol=1e-5)
 
 
@@ -181,52 +163,49 @@ def test_what_tokens_hold_that_do_not_count_is_not_read():
 def test_effective_rank():
     turn = np.linalg.qr(RNG.normal(size=(7, 7)))[0]
     scores = np.stack([turn[:, :3] @ turn[:3], 5 * turn])[None, None]
-    np.testing.assert_allclose(effective_rank(scores), [[3, 7]], rtol=1e-4)
+    np.testing.assert_allclose(interpret.effective_rank(scores), [[3, 7]], rtol=1e-4)
+
+
+ENCODER = EncoderConfig(num_layers=2)
+CONFIG = config_of(
+    kind="encoder_decoder", num_layers=1, ffn=FFN(width=0), sharing="albert", encoder=ENCODER
+)
 
 
 def test_padding_is_neither_counted_nor_shuffled():
     """Texts of one token each are the same shuffled, so only their padding could change them."""
-    encoder = EncoderConfig(num_layers=1)
-    config = config_of(
-        kind="encoder_decoder", num_layers=1, ffn=FFN(width=0), sharing="albert", encoder=encoder
-    )
     source, tokens = (np.array([[4] * n + [0] * (6 - n), [2] * n + [0] * (6 - n)]) for n in (4, 3))
     masks = {"source_padding_mask": source > 0, "padding_mask": tokens > 0}
-    inputs, params = ModelInputs(source=source, **masks), random_params(config, scale=1)
+    inputs, params = ModelInputs(source=source, **masks), random_params(CONFIG, scale=1)
     key = {"key": jax.random.key(0), "name": "cross.probs"}
-    found = statistics_with_baselines(config, params, tokens, inputs, **key)
+    found = interpret.statistics_with_baselines(CONFIG, params, tokens, inputs, **key)
     tokens, source = tokens[:, :3], source[:, :4]  # without padding
     alone = ModelInputs(source=source, capture=("cross.probs",))
-    probs = run_model(params, tokens, config, alone).captured["cross.probs"]
+    probs = run_model(params, tokens, CONFIG, alone).captured["cross.probs"]
     expected = head_statistics(probs, tokens, key_tokens=source)
     assert sorted(found["model"]) == sorted(expected)
     assert_close(found["model"], expected)
     assert_close(found["shuffled"], expected)
     packed = ModelInputs(source=source, segments=(tokens, source))
     with pytest.raises(ValueError, match="segments"):
-        statistics_with_baselines(config, params, tokens, packed, **key)
+        interpret.statistics_with_baselines(CONFIG, params, tokens, packed, **key)
 
 
 @pytest.mark.slow
 def test_beside_what_was_not_learnt():
-    encoder = EncoderConfig(num_layers=2)
-    config = config_of(
-        kind="encoder_decoder", num_layers=1, ffn=FFN(width=0), sharing="albert", encoder=encoder
-    )
-    source, params = jnp.asarray(TOKENS[:, :5]), random_params(config, scale=1)
+    source, params = jnp.asarray(TOKENS[:, :5]), random_params(CONFIG, scale=1)
     inputs = ModelInputs(source=source, capture=("encoder.probs",))
-    found = statistics_with_baselines(
-        config, params, TOKENS, inputs, key=jax.random.key(0), name="encoder.probs"
-    )
+    key = {"key": jax.random.key(0), "name": "encoder.probs"}
+    found = interpret.statistics_with_baselines(CONFIG, params, TOKENS, inputs, **key)
     assert sorted(found) == ["initial", "model", "shuffled", "uniform"]
-    probs = run_model(params, TOKENS, config, inputs).captured["encoder.probs"]
+    probs = run_model(params, TOKENS, CONFIG, inputs).captured["encoder.probs"]
     own = head_statistics(probs, source)
     assert_close(found["model"], own)
-    assert_close(found["uniform"], head_statistics(uniform_attention(probs), source))
+    assert_close(found["uniform"], head_statistics(interpret.uniform_attention(probs), source))
     np.testing.assert_allclose(found["uniform"]["diagonal"], 1 / 5, rtol=1e-5)
     for other in ("initial", "shuffled"):
         assert not np.allclose(found[other]["entropy"], own["entropy"], atol=1e-4)
-    mixed = shuffle_tokens(jax.random.key(3), TOKENS, TOKENS > 0)
+    mixed = interpret.shuffle_tokens(jax.random.key(3), TOKENS, TOKENS > 0)
     assert (mixed[TOKENS == 0] == 0).all()
     assert (np.sort(mixed, axis=1) == np.sort(TOKENS, axis=1)).all()
     assert (mixed != TOKENS).any()

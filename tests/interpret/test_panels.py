@@ -9,30 +9,23 @@ import pytest
 from conftest import assert_close, deep
 from interpreted_models import config_of, random_params
 
+from attnlab import interpret
 from attnlab.attention.masks import Edges
 from attnlab.heads import Differential, Standard
-from attnlab.interpret import (
-    AblationMetric,
-    default_metric,
-    head_gates,
-    head_predictions,
-    head_statistics,
-    model_panel,
-    statistics_with_baselines,
-    view_panels,
-)
+from attnlab.interpret import head_predictions, model_panel, statistics_with_baselines
 from attnlab.models import FFN, Embedding, EncoderConfig, Images, LayerOverrides, OutputHead
 from attnlab.models.params import param_shapes
 
 DECODER = config_of(num_heads=2, head_dim=5, sharing="attention=0,1,1 ffn=0,1,0")
 TOKENS = np.array([[3, 1, 4, 3, 1, 5]], np.int32)
+TEXT, NAMES = {"tokens": TOKENS}, {"tokens": list("abcdef")}
 
 
 @pytest.fixture(scope="module")
 def decoder():
     """What a page shows of a decoder, and its call with a gate for each head."""
     params, model = random_params(DECODER), DECODER.build()
-    panel = model_panel(DECODER, params, {"tokens": TOKENS}, {"tokens": list("abcdef")})
+    panel = model_panel(DECODER, params, TEXT, NAMES)
 
     @jax.jit
     def logits(params, gate):
@@ -54,14 +47,12 @@ def test_maps_and_statistics_are_those_of_the_model(decoder):
     maps = panel.maps[0]
     probs = logits(np.ones((3, 2))).captured["probs"]
     assert_close(jnp.asarray(maps.probs), probs[:, 0])
-    for name, value in head_statistics(probs, TOKENS).items():
+    for name, value in interpret.head_statistics(probs, TOKENS).items():
         assert_close(jnp.asarray(maps.statistics[name]), value)
         assert name in maps.descriptions
     assert (maps.name, maps.keys, maps.plan) == ("decoder", None, {"attention": (0, 1, 1)})
-    assert (
-        "3 layers, width 12, 2 standard heads of head_dim 5, sharing attention=0,1,1"
-        in panel.description
-    )
+    said = "3 layers, width 12, 2 standard heads of head_dim 5, sharing attention=0,1,1"
+    assert said in panel.description
 
 
 def test_a_loss_without_a_head_is_that_of_its_gate(decoder):
@@ -87,9 +78,8 @@ def test_a_metric_may_be_a_ratio():
     def added(params, patch):
         return sum(patch.get("heads", lambda a, i: a)(jnp.ones((1, 1, 2, 1)), i) for i in range(3))
 
-    ratio = AblationMetric("ratio", "", added, lambda a, b: jnp.sum(a) / jnp.sum(b))
-    text = {"tokens": list("abcdef")}
-    panel = model_panel(DECODER, random_params(DECODER), {"tokens": TOKENS}, text, metric=ratio)
+    ratio = interpret.AblationMetric("ratio", "", added, lambda a, b: jnp.sum(a) / jnp.sum(b))
+    panel = model_panel(DECODER, random_params(DECODER), TEXT, NAMES, metric=ratio)
     found = panel.maps[0].statistics
     np.testing.assert_allclose(found["ratio"], np.full((3, 2), 5 / 6), rtol=1e-6)
     of_groups = np.array([[5, 5], [4, 4], [4, 4]]) / 6
@@ -105,8 +95,8 @@ def test_both_maps_of_a_differential_head_have_the_effect_of_the_head(typed):
         "standard" if typed else "differential", **sizes, num_layers=2,
         layer_types=tuple(types) if typed else (),
     )  # fmt: skip
-    params, text = random_params(config), {"tokens": list("abcdef")}
-    panel = model_panel(config, params, {"tokens": TOKENS}, text)
+    params = random_params(config)
+    panel = model_panel(config, params, TEXT, NAMES)
     found = panel.maps[0].statistics["loss increase"]
     assert panel.maps[0].probs.shape == (2, 8, 6, 6)
     assert_close(found[:, [2, 3, 6, 7]], found[:, [0, 1, 4, 5]])
@@ -118,26 +108,20 @@ def test_both_maps_of_a_differential_head_have_the_effect_of_the_head(typed):
     np.testing.assert_allclose(found[0, [1, 3]], first - whole, atol=1e-4)
     np.testing.assert_allclose(found[1, [4, 6]], second - whole, atol=1e-4)
     assert len(np.unique(found.round(5))) == 8
-    assert "loss increase" in view_panels([panel]).html
+    assert "loss increase" in interpret.view_panels([panel]).html
 
 
 @pytest.mark.parametrize("readout", ["tied", "none"])
 def test_an_encoder_says_how_far_its_answer_moves(readout):
     config = config_of(num_heads=2, kind="encoder", num_layers=1, output=OutputHead(kind=readout))
     params, model = random_params(config), config.build()
-    panel = model_panel(config, params, {"tokens": TOKENS}, {"tokens": list("abcdef")})
+    panel = model_panel(config, params, TEXT, NAMES)
     found = panel.maps[0].statistics["output change"]
     gates = np.array([[[1, 1]], [[0, 1]], [[1, 0]]], np.float32)  # whole, and without each head
 
-    @jax.jit
-    def answers(params, gates):
-        def call(gate):
-            outputs = model.apply({"params": params}, TOKENS, head_mask=gate)
-            return outputs.hidden if readout == "none" else outputs.logits
-
-        return jax.lax.map(call, gates)
-
-    x = np.asarray(answers(params, gates), np.float64)[:, 0]
+    run = jax.jit(lambda gate: model.apply({"params": params}, TOKENS, head_mask=gate))
+    answers = [one.hidden if readout == "none" else one.logits for one in map(run, gates)]
+    x = np.array(answers, np.float64)[:, 0]
     if readout == "none":
         expected = [np.linalg.norm(a - x[0]) / np.linalg.norm(x[0]) for a in x]
     else:
@@ -160,7 +144,7 @@ def test_padding_does_not_count(kind):
         found = []
         for tokens in (TOKENS, longer):
             inputs = {"tokens": tokens, "padding_mask": np.arange(tokens.shape[1])[None] < 6}
-            metric = default_metric(config, inputs)
+            metric = interpret.default_metric(config, inputs)
             found.append(metric.change(metric.output(params, patch), metric.output(params, {})))
         return found
 
@@ -185,7 +169,7 @@ def test_a_graph_is_shown_over_its_edges():
     config = config_of(num_heads=2, kind="encoder", num_layers=1)
     edges = Edges(np.array([[0, 1, 2, 3, 4, 5, 0]]), np.array([[0, 1, 2, 3, 4, 5, 3]]))
     inputs = {"tokens": TOKENS, "mask": edges}
-    panel = model_panel(config, random_params(config), inputs, {"tokens": list("abcdef")})
+    panel = model_panel(config, random_params(config), inputs, NAMES)
     probs = np.asarray(panel.maps[0].probs)[0]
     assert ((probs > 0) == np.asarray(edges.matrix(6))[0]).all()
 
@@ -230,7 +214,7 @@ def test_an_encoder_decoder_has_three_attentions():
 def test_layer_types_with_equal_heads_have_a_panel():
     types = ((1, LayerOverrides(window=2, order="bilinear")), (1, LayerOverrides(sharing="albert")))
     config = config_of(num_layers=5, layer_types=types, num_heads=4, num_kv_heads=2)
-    panel = model_panel(config, random_params(config), {"tokens": TOKENS}, {"tokens": "abcdef"})
+    panel = model_panel(config, random_params(config), TEXT, NAMES)
     assert panel.maps[0].probs.shape == (5, 4, 6, 6)
     groups = panel.maps[0].plan["attention"]
     assert groups[1] == groups[3]
@@ -238,29 +222,23 @@ def test_layer_types_with_equal_heads_have_a_panel():
     assert "2 layer types" in panel.description
 
 
-def test_layers_with_other_numbers_of_distributions_are_not_one_array():
-    types = ((1, LayerOverrides()), (1, LayerOverrides(heads=Differential(num_heads=3))))
-    config, text = config_of(layer_types=types), {"tokens": "abcdef"}
-    for call in (
-        lambda params: model_panel(config, params, {"tokens": TOKENS}, text),
-        lambda params: head_predictions(config, params, [(TOKENS[0], np.eye(6))]),
-        lambda params: statistics_with_baselines(config, params, TOKENS, key=jax.random.key(0)),
-    ):
-        with pytest.raises(ValueError, match="'probs' of different shapes"):
-            jax.eval_shape(call, param_shapes(config))
-
-
 def test_one_text_and_equal_heads_at_a_time():
-    types = ((1, LayerOverrides(heads=Standard(num_heads=1))), (1, LayerOverrides()))
-    mixed, encoder = config_of(layer_types=types), EncoderConfig(num_heads=4)
-    apart = config_of(kind="encoder_decoder", encoder=encoder)
-    texts, two = {"tokens": TOKENS}, {"tokens": np.concatenate([TOKENS, TOKENS])}
+    """As many heads, and as many softmax distributions of each."""
+    pairs, mixed = (
+        config_of(layer_types=((1, LayerOverrides(heads=heads)), (1, LayerOverrides())))
+        for heads in (Differential(num_heads=3), Standard(num_heads=1))
+    )
+    apart = config_of(kind="encoder_decoder", encoder=EncoderConfig(num_heads=4))
+    two, rest = {"tokens": np.concatenate([TOKENS, TOKENS])}, {"key": jax.random.key(0)}
     for call, message in (
-        (lambda: model_panel(DECODER, {}, two, texts), "one text, not 2"),
-        (lambda: model_panel(apart, {}, texts, texts), "layers have 3 or 4 heads"),
-        (lambda: model_panel(mixed, {}, texts, texts), "layers have 1 or 3 heads"),
-        (lambda: head_predictions(mixed, {}, []), "layers have 1 or 3 heads"),
-        (lambda: head_gates(mixed), "layers have 1 or 3 heads"),
+        (lambda p: model_panel(pairs, p, TEXT, NAMES), "'probs' of different shapes"),
+        (lambda p: head_predictions(pairs, p, [(TOKENS[0], np.eye(6))]), "different shapes"),
+        (lambda p: statistics_with_baselines(pairs, p, TOKENS, **rest), "different shapes"),
+        (lambda p: model_panel(DECODER, p, two, NAMES), "one text, not 2"),
+        (lambda p: model_panel(apart, p, TEXT, NAMES), "layers have 3 or 4 heads"),
+        (lambda p: model_panel(mixed, p, TEXT, NAMES), "layers have 1 or 3 heads"),
+        (lambda p: head_predictions(mixed, p, []), "layers have 1 or 3 heads"),
+        (lambda p: interpret.head_gates(mixed), "layers have 1 or 3 heads"),
     ):
         with pytest.raises(ValueError, match=message):
-            call()
+            jax.eval_shape(call, param_shapes(pairs))

@@ -47,9 +47,7 @@ def test_planted_probabilities_are_found():
     """Three heads, each of which looks along one relation, at all tokens of the word."""
     rng = np.random.default_rng(3)
     kinds, words, tokens = np.array(["x", "y", "z:z"]), 8, 17
-    predict = jax.jit(
-        lambda probs, shares: syntax.predicted_words(syntax.word_attention(probs, shares))
-    )
+    predict = jax.jit(lambda *maps: syntax.predicted_words(syntax.word_attention(*maps)))
     parts = []
     for count in (40, 50):
         trees, shares = [], np.zeros((count, tokens, words), np.float32)
@@ -207,13 +205,10 @@ def test_fixed_offsets_of_a_real_treebank(shared_data):
     trees = [read_trees(parts[name]) for name in ("train", "dev")]
     labels = syntax.frequent_labels(*trees)
     nobody = [[np.full((1, 1, 2, len(t.heads)), -1) for t in some] for some in trees]
-    tallies = [
-        syntax.count_correct(some, none, labels) for some, none in zip(trees, nobody, strict=True)
-    ]
-    found = {
-        r.label: (r.cases, r.offset, round(100 * r.by_offset, 1))
-        for r in syntax.evaluate_heads(*tallies)
-    }
+    pairs = zip(trees, nobody, strict=True)
+    tallies = [syntax.count_correct(some, none, labels) for some, none in pairs]
+    rows = syntax.evaluate_heads(*tallies)
+    found = {row.label: (row.cases, row.offset, round(100 * row.by_offset, 1)) for row in rows}
     assert found[ALL] == (23146, 1, 31.6)
     assert found["nsubj"] == (2137, 1, 33.9)
     assert found["det"] == (1841, 1, 58.9)

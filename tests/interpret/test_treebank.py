@@ -68,28 +68,10 @@ def test_files_are_found_by_their_part(tmp_path):
     parts = treebank_parts(tmp_path)
     assert set(parts) == {"dev", "test"}
     assert [[t.text for t in read_trees(p)] for p in parts.values()] == [[TEXT, "Sí"]] * 2
-    (tmp_path / "yy_bank-ud-dev.conllu").write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match="two files of the part 'dev', xx_bank-ud-dev"):
-        treebank_parts(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no folder .+ of a treebank"):
         treebank_parts(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="no treebank at"):
         read_trees(tmp_path / "none.conllu")
-    (tmp_path / "mark.conllu").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert len(read_trees(tmp_path / "mark.conllu")) == 2
-    cut = gzip.compress(text.encode())[:-9]
-    for name, data, message in (
-        (
-            "a.conllu",
-            b"# fine\n# caf\xe9\n",
-            r"a\.conllu:2: byte 0xe9 is not UTF-8; convert",
-        ),
-        ("cut.conllu.gz", cut, r"cannot read .*cut\.conllu\.gz: Compressed file ended"),
-        ("empty.conllu", b"\n# nothing\n", "holds no sentence"),
-    ):
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(ValueError, match=message):
-            read_trees(tmp_path / name)
 
 
 def test_a_real_treebank(shared_data):
@@ -99,9 +81,8 @@ def test_a_real_treebank(shared_data):
     assert (len(found), sum(len(tree.words) for tree in found)) == (2077, 25094)
     with gzip.open(path, "rt", encoding="utf-8") as file:
         texts = [line[9:].rstrip("\n") for line in file if line.startswith("# text = ")]
-    apart = [
-        (tree.text, text) for tree, text in zip(found, texts, strict=True) if tree.text != text
-    ]
+    pairs = [(tree.text, text) for tree, text in zip(found, texts, strict=True)]
+    apart = [pair for pair in pairs if pair[0] != pair[1]]
     assert len(apart) == 1  # a no-break space, which is told of by another word than SpaceAfter
     assert apart[0][0] == apart[0][1].replace("\u00a0", " ")
     for tree in found:

@@ -7,6 +7,14 @@ from html.parser import HTMLParser
 import numpy as np
 
 
+def softmax(*shape, seed=0, causal=False):
+    """Rows of probabilities; those of later keys are 0 if `causal`."""
+    scores = np.random.default_rng(seed).normal(0, 3, shape)
+    scores = np.where(np.tri(*shape[-2:], dtype=bool) | (not causal), scores, -np.inf)
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
 class Parsed(HTMLParser):
     """Tags with their attributes, scripts by id, and the text that is seen."""
 

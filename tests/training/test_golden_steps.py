@@ -9,12 +9,12 @@ them again, and its note says why:
     python tests/training/test_golden_steps.py float32 bfloat16   # all anew
 """
 
+import collections
 import itertools
 import json
 import sys
 import zlib
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -59,13 +59,7 @@ PLAN_NAMES = {parse_plan(name, NUM_LAYERS): name for name in reversed(plan_names
 AXES = [sorted(axis) for axis in (LAYOUTS, PLAN_NAMES.values(), OBJECTIVES, OPTIMIZERS)]
 
 
-class Case(NamedTuple):
-    layout: str
-    plan: str
-    objective: str
-    optimizer: str
-
-
+Case = collections.namedtuple("Case", ("layout", "plan", "objective", "optimizer"))
 REFUSED = ("absorbed", "cla:2")  # it has no keys and values of its own to share
 
 
@@ -116,21 +110,13 @@ def model_of(case, dtype):
     if objective.output == "classes":
         pooler = "mean" if case.objective == "text_class" else "each"
         output = models.OutputHead(kind="none", num_classes=3, pooler=pooler)
-    return models.ModelConfig(
-        kind=kind,
-        vocab_size=11 + len(objective.special_tokens),
-        max_len=16,
-        width=12,
-        num_layers=NUM_LAYERS,
-        heads=LAYOUTS[case.layout],
-        ffn=models.FFN(width=20),
-        dropout=models.Dropout(rate=0.1, attention=0.2),
-        sharing=case.plan,
-        delta_rank=3,
-        encoder=models.EncoderConfig() if kind == "encoder_decoder" else None,
-        output=output,
-        compute=models.Compute(dtype=dtype),
-    ).build()
+    vocab_size, compute = 11 + len(objective.special_tokens), models.Compute(dtype=dtype)
+    encoder = models.EncoderConfig() if kind == "encoder_decoder" else None
+    sizes = dict(vocab_size=vocab_size, max_len=16, width=12, num_layers=NUM_LAYERS, delta_rank=3)
+    layers = dict(heads=LAYOUTS[case.layout], ffn=models.FFN(width=20), sharing=case.plan)
+    dropout = models.Dropout(rate=0.1, attention=0.2)
+    rest = dict(dropout=dropout, encoder=encoder, output=output, compute=compute)
+    return models.ModelConfig(kind=kind, **sizes, **layers, **rest).build()
 
 
 def params_of(config):
@@ -151,17 +137,11 @@ def losses_of(dtype, case):
         for name, a in batch_of(case.objective).items()
     }
     rate = {"sgd": 0.5, "adafactor": 0.1}.get(case.optimizer, 0.03)
-    config = training.TrainConfig(
-        steps=5,
-        batch_size=4,
-        accumulate=2,
-        optimizer=training.OptimizerConfig(
-            name=case.optimizer,
-            learning_rate=rate,
-            weight_decay=0.0 if case.optimizer == "adam" else 0.5,
-        ),
-        schedule=training.ScheduleConfig(warmup_steps=2, final_learning_rate=rate / 10),
-    )
+    decay, sizes = 0.0 if case.optimizer == "adam" else 0.5, dict(steps=5, batch_size=4)
+    fields = dict(name=case.optimizer, learning_rate=rate, weight_decay=decay)
+    optimizer = training.OptimizerConfig(**fields)
+    schedule = training.ScheduleConfig(warmup_steps=2, final_learning_rate=rate / 10)
+    config = training.TrainConfig(accumulate=2, optimizer=optimizer, schedule=schedule, **sizes)
     task = OBJECTIVES[case.objective].bind(DataSizes(11, 3))
     model = model_of(case, dtype)
     transform = training.make_optimizer(config, models.matrix_axes(model.config)).transform

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -126,29 +127,20 @@ def test_every_logger_gets_every_metric_once(tmp_path, name):
     assert read(tmp_path) == expected | {(n, one): stays[one] for n in steps for one in stays}
 
 
-class Keeping:
-    """Keeps what it is given."""
-
-    written: list = []  # noqa: RUF012
-
-    def __init__(self, info):
-        self.written.clear()
-
-    def log_scalars(self, step, values):
-        self.written.append((step, values))
-
-    def finish(self):
-        pass
+@pytest.fixture
+def mine(monkeypatch):
+    """A logger of this name."""
+    logger = mock.Mock()
+    monkeypatch.setitem(LOGGERS, "mine", lambda info: logger)
+    return logger
 
 
-def test_what_depends_on_the_machine_is_for_loggers_and_in_no_file_of_the_run(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setitem(LOGGERS, "mine", Keeping)
+def test_what_depends_on_the_machine_is_for_loggers_and_in_no_file_of_the_run(tmp_path, mine):
     with Recorder(tmp_path, (0,), loggers=["mine"]) as recorder:
         recorder.rewind(0)
         recorder.show(25, {"speed": 2.0})
-    assert Keeping.written == [(25, {"speed": 2.0})]
+    mine.log_scalars.assert_called_once_with(25, {"speed": 2.0})
+    mine.finish.assert_called_once_with()
     assert [path.read_text() for path in tmp_path.iterdir()] == [""]
 
 
@@ -158,23 +150,11 @@ def test_other_processes_write_nothing(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-class Failing:
-    """Fails after one write."""
-
-    def __init__(self, info):
-        self.calls = 0
-
-    def log_scalars(self, step, values):
-        self.calls += 1
-        if self.calls > 1:
-            raise OSError("the server is gone")
-
-    def finish(self):
-        raise OSError
-
-
-def test_a_logger_that_fails_is_reported_once_and_stops_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(LOGGERS, "mine", Failing)
+@pytest.mark.parametrize("method", ["log_scalars", "finish"])
+def test_a_logger_that_fails_is_reported_once_and_stops_nothing(tmp_path, capsys, mine, method):
+    """After one write, or when it is closed."""
+    gone = OSError("the server is gone")
+    getattr(mine, method).side_effect = [None, gone, gone] if method == "log_scalars" else gone
     write(tmp_path, 0, [1, 2, 3], loggers=["mine"])
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
     said = capsys.readouterr().err
@@ -187,11 +167,10 @@ def test_commit_and_changes_of_a_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_provenance(tmp_path / "run")
     assert json.loads((tmp_path / "run/provenance.json").read_text())["git"] is None
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run([*git, "init", "-q"], check=True)
     (tmp_path / "a.py").write_text("x = 1\n")
-    subprocess.run([*git, "add", "a.py"], check=True)
-    subprocess.run([*git, "commit", "-q", "-m", "one"], check=True)
+    for words in ("init -q", "add a.py", "commit -q -m one"):
+        git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words.split()]
+        subprocess.run(git, check=True)
     (tmp_path / "a.py").write_bytes(b"x = 2\xff\r\n")
     write_provenance(tmp_path / "run")
     about = json.loads((tmp_path / "run/provenance.json").read_text())

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import assert_close, deep
+from conftest import assert_close, deep, shape
+from small_runs import one_device
 
 from attnlab import heads, models, training
 from attnlab.data import DataSizes
 from attnlab.data.packing import packed_rows
 from attnlab.models import Alibi, Learned, OutputHead, Relative, Rotary
-from attnlab.training import OBJECTIVES, init_state, sharding, train_step
+from attnlab.training import OBJECTIVES, init_state, train_step
 from attnlab.training.objectives import Example, Objective
 
 
@@ -99,10 +100,9 @@ def test_chunks_and_parts_are_the_whole_batch(task, output):
 def test_memory_of_a_step_with_a_large_vocabulary():
     """At most 0.4 of that of whole logits, by the compiler's count; chosen without being asked."""
     model, objective = make(dtype="float32", vocab_size=1 << 16, max_len=256)
-    batch = {"tokens": jax.ShapeDtypeStruct((8, 257), jnp.int32)}
-    state = jax.eval_shape(
-        functools.partial(init_state, model, objective, optax.sgd(1.0)), batch, 0
-    )
+    batch = {"tokens": shape(8, 257, dtype="int32")}
+    start = functools.partial(init_state, model, objective, optax.sgd(1.0))
+    state = jax.eval_shape(start, batch, 0)
 
     def memory(**options):
         one = functools.partial(train_step, model, objective, optax.sgd(1.0), **options)
@@ -139,9 +139,7 @@ def test_packed_documents_give_the_loss_and_gradient_of_padded_ones(positions):
     model, objective = make(positions=positions)
     alone, together = (step(model, objective, rows) for rows in (padded(), packed()))
     assert_close(together, alone, loosen=1000)
-    evaluate = training.Evaluator(
-        model, objective, sharding.data_mesh(jax.devices()[:1]), batch_size=4
-    )
+    evaluate = training.Evaluator(model, objective, one_device(), batch_size=4)
     params = jax.tree.map(lambda a: a[None], alone[-1])
     for rows in (padded(), packed()):
         rows = {"valid": np.ones(len(rows["tokens"]), bool)} | rows
@@ -150,10 +148,8 @@ def test_packed_documents_give_the_loss_and_gradient_of_padded_ones(positions):
 
 def test_targets_of_packed_texts():
     """By hand: none is the first token of a text, none is padding, and no text sees another."""
-    batch = {
-        "tokens": jnp.array([[5, 6, 7, 8, 9, 0, 0]]),
-        "segments": jnp.array([[1, 1, 2, 2, 3, 0, 0]]),
-    }
+    tokens, segments = jnp.array([[5, 6, 7, 8, 9, 0, 0], [1, 1, 2, 2, 3, 0, 0]])
+    batch = {"tokens": tokens[None], "segments": segments[None]}
     causal = OBJECTIVES["causal_lm"].prepare(batch, jax.random.key(0))
     assert causal.weights.tolist() == [[1, 0, 1, 0, 0, 0]]
     assert causal.inputs["segments"].tolist() == [[1, 1, 2, 2, 3, 0]]

@@ -66,10 +66,8 @@ COUNTS = {2: (1, 1), 7: (1, 1), 31: (5, 2), 100: (15, 5), 512: (77, 26), 1990: (
 
 def corrupt(length, batch=50, seed=0):
     tokens = np.random.default_rng(length).integers(0, 256, (batch, length + 1))
-    example = jax.jit(lambda t: objectives.span_corruption({"tokens": t}, jax.random.key(seed)))(
-        jnp.asarray(tokens)
-    )
-    return tokens[:, 1:], jax.tree.map(np.asarray, example)
+    run = jax.jit(lambda t: objectives.span_corruption({"tokens": t}, jax.random.key(seed)))
+    return tokens[:, 1:], jax.tree.map(np.asarray, run(tokens))
 
 
 def cut(row):
@@ -131,9 +129,8 @@ def test_padding_never_counts(objective):
     """A text of different bytes: each target byte counts as it does without filling, if valid."""
     tokens = jnp.broadcast_to(jnp.arange(101), (40, 101))
     valid = np.arange(100) < np.arange(40)[:, None] * 2
-    prepare = jax.jit(
-        lambda v: objective.prepare({"tokens": tokens, "valid": v}, jax.random.key(0))
-    )
+    key = jax.random.key(0)
+    prepare = jax.jit(lambda v: objective.prepare({"tokens": tokens, "valid": v}, key))
     whole, part = prepare(np.ones_like(valid)), prepare(valid)
     np.testing.assert_array_equal(part.targets, whole.targets)
     row, column = np.nonzero(whole.targets < FIRST_SENTINEL)

@@ -12,7 +12,7 @@ from conftest import assert_close, deep
 from attnlab import dot_product_attention, heads
 from attnlab.data import DataSizes
 from attnlab.heads.linear import over_tokens
-from attnlab.models import FFN, Attention, Compute, ModelConfig, OutputHead
+from attnlab.models import FFN, Attention, Compute, ModelConfig, OutputHead, param_shapes
 from attnlab.models.ffn import dense
 from attnlab.training import OptimizerConfig, TrainConfig, make_optimizer
 from attnlab.training.objectives import OBJECTIVES
@@ -48,12 +48,8 @@ def step_of(config, optimizer="adamw"):
 def equations(jaxpr):
     """Those that hold no others, wherever they stand."""
     for equation in jaxpr.eqns:
-        inner = [
-            getattr(a, "jaxpr", a)
-            for value in equation.params.values()
-            for a in (value if isinstance(value, (tuple, list)) else [value])
-            if hasattr(a, "jaxpr") or hasattr(a, "eqns")
-        ]
+        leaves = jax.tree.leaves(equation.params, is_leaf=lambda a: hasattr(a, "eqns"))
+        inner = [getattr(a, "jaxpr", a) for a in leaves if hasattr(a, "eqns")]
         if not inner:
             yield equation
         for body in inner:
@@ -109,9 +105,7 @@ def test_sums_over_tokens_are_exact(name):
 def test_weights_of_bfloat16_are_trained_in_float32():
     """As `pretrained.load(param_dtype="bfloat16")` gives them."""
     _, (start, _) = step_of(MODEL)
-    narrow = jax.tree.map(
-        lambda a: jnp.zeros(a.shape, jnp.bfloat16), jax.eval_shape(start, 0).params
-    )
+    narrow = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.bfloat16), param_shapes(MODEL))
     state = jax.eval_shape(lambda: start(0, narrow))
     kinds = {a.dtype for a in jax.tree.leaves((state.params, state.opt_state))}
     assert kinds == {jnp.dtype("float32"), jnp.dtype("int32")}
@@ -124,8 +118,8 @@ def test_gradients_of_long_texts_are_finite(layout):
     config = dataclasses.replace(MODEL, heads=layout_of(layout), max_len=4096, num_layers=1)
     model, rng = config.build(), np.random.default_rng(0)
     tokens = jnp.asarray(rng.integers(0, 19, (1, 4096)))
-    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
-    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), shapes)
+    draw = lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype)
+    params = jax.tree.map(draw, param_shapes(config))
 
     @jax.jit
     @jax.value_and_grad
@@ -143,24 +137,20 @@ def test_gradients_of_long_texts_are_finite(layout):
 
 def test_derivatives_of_every_kind_in_bfloat16():
     """Forward-mode, reverse-mode and second ones, beside those of float32."""
-    q, k, v = (np.random.default_rng(i).normal(size=(2, 5, 3, 4)) for i in range(3))
+    draw = lambda i: np.random.default_rng(i).normal(size=(2, 5, 3, 4))
+    arrays = [jnp.asarray(draw(i), jnp.bfloat16) for i in range(3)]
 
     def loss(q, k, v):
         out = dot_product_attention(q, k, v, is_causal=True, implementation="dense")
         return jnp.sum(jnp.sin(out.astype(jnp.float32)))
 
-    def all_of(q, k, v):
-        ones = tuple(map(jnp.ones_like, (q, k, v)))
-        slope = lambda *a: jnp.sum(jax.grad(loss)(*a).astype(jnp.float32))
-        return (
-            jax.grad(loss, (0, 1, 2))(q, k, v),
-            jax.jvp(loss, (q, k, v), ones)[1],
-            jax.grad(slope)(q, k, v),
-        )
+    def all_of(*qkv):
+        slope = lambda *qkv: jnp.sum(jax.grad(loss)(*qkv).astype(jnp.float32))
+        forward = jax.jvp(loss, qkv, tuple(map(jnp.ones_like, qkv)))[1]
+        return jax.grad(loss, (0, 1, 2))(*qkv), forward, jax.grad(slope)(*qkv)
 
     narrow, wide = (
-        jax.jit(all_of)(*(jnp.asarray(a, jnp.bfloat16).astype(dtype) for a in (q, k, v)))
-        for dtype in ("bfloat16", "float32")
+        jax.jit(all_of)(*(a.astype(dtype) for a in arrays)) for dtype in ("bfloat16", "float32")
     )
     rounded = lambda tree: jax.tree.map(lambda a: a.astype(jnp.bfloat16), tree)
     assert_close(rounded(narrow), rounded(wide))

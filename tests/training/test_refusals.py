@@ -8,18 +8,9 @@ import jax.numpy as jnp
 import pytest
 from small_runs import MODEL, changed, in_memory
 
+from attnlab import training
 from attnlab.data import DataSizes, Text
-from attnlab.training import (
-    SCHEDULES,
-    Profile,
-    Recorder,
-    TrainConfig,
-    callback,
-    callbacks,
-    frozen_mask,
-    objectives,
-    sharding,
-)
+from attnlab.training import SCHEDULES, Profile, TrainConfig, callbacks, objectives, sharding
 from attnlab.training.objectives import OBJECTIVES
 
 config = TrainConfig.from_dict
@@ -63,9 +54,9 @@ REFUSED = [
     ("optimizer.per_head", lambda: config({"optimizer": {"per_head": True}})),
     ("optimizer.base_fan_in", lambda: config({"optimizer": {"name": "sgd", "base_fan_in": 3}})),
     ("rows", lambda: config({"evaluation": {"rows": 9}})),
-    (r"attention\.w", lambda: frozen_mask("attention.w", {"embedding": jnp.ones(3)})),
-    ("tensorboard", lambda: Recorder(Path("none"), (0,), loggers=["tensorbord"])),
-    ("every=0", lambda: callback(every=0)),
+    (r"attention\.w", lambda: training.frozen_mask("attention.w", {"embedding": jnp.ones(3)})),
+    ("tensorboard", lambda: training.Recorder(Path("none"), (0,), loggers=["tensorbord"])),
+    ("every=0", lambda: training.callback(every=0)),
     ("profile='3:2'", lambda: callbacks.parse_steps("3:2")),
     ("profile='3'", lambda: callbacks.parse_steps("3")),
     ("within 1:20, not 21:30", lambda: in_memory(profile=Profile(Path("none"), 21, 30))),

@@ -12,12 +12,12 @@ import numpy as np
 import optax
 import pytest
 from commands import user_environment
-from conftest import ROOT, assert_close, diagonal
+from conftest import ROOT, assert_close, diagonal, shape
 from jax.sharding import PartitionSpec as P
 from small_runs import FAST, SELDOM, changed, fit
 
 from attnlab import heads, training
-from attnlab.models import FFN, ModelConfig, shard_axes
+from attnlab.models import FFN, ModelConfig, param_shapes, shard_axes
 from attnlab.training import StateSharding, memory, sharding
 
 MODEL = ModelConfig(
@@ -115,9 +115,7 @@ def test_where_weights_lie():
     3 key heads are not sharded in 4."""
     layout = heads.Standard(num_heads=12, num_kv_heads=3)
     model = dataclasses.replace(MODEL, width=24, heads=layout)
-    params = jax.eval_shape(
-        lambda key: model.build().init(key, jnp.zeros((1, 8), int)), jax.random.key(0)
-    )["params"]
+    params = param_shapes(model)
     moments = jax.eval_shape(optax.adam(0.1).init, params)
     mesh, axes = two_by_four(), shard_axes(model)
 
@@ -144,8 +142,7 @@ def test_where_weights_lie():
 
 def test_a_run_that_does_not_fit_says_so():
     """Two arrays of 0.36 MB, and their product."""
-    shape = jax.ShapeDtypeStruct((300, 300), jnp.float32)
-    step = jax.jit(jnp.matmul).lower(shape, shape).compile()
+    step = jax.jit(jnp.matmul).lower(shape(300, 300), shape(300, 300)).compile()
     assert "1.08 MB for a step, 0.72 MB of it" in memory.check_memory(step, None)
     assert memory.check_memory(step, 2 * 10**6).endswith("it has 2.00 MB")
     with pytest.raises(ValueError, match=r"train\.accumulate"):

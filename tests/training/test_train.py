@@ -10,19 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_runs
 from conftest import deep
-from small_runs import (
-    CONFIG,
-    DATASET,
-    FAST,
-    MODEL,
-    SELDOM,
-    TEXT,
-    Killed,
-    assert_same_bits,
-    changed,
-    fit,
-)
+from small_runs import FAST, MODEL, SELDOM, assert_same_bits, changed, fit
 
 from attnlab import training
 from attnlab.data import text
@@ -32,8 +22,6 @@ from attnlab.training import Checkpoints, OptimizerConfig, Recorder, WrongCheckp
 from attnlab.training.interrupts import stop_signals
 from attnlab.training.loggers import read_metrics
 from attnlab.training.objectives import OBJECTIVES
-
-FLOAT64 = Compute(dtype="float64")
 
 
 def test_it_learns(tmp_path):
@@ -64,7 +52,7 @@ def test_seeds_together_are_the_seeds_alone(tmp_path, compiled, request):
 @pytest.mark.slow
 def test_a_run_in_float64(tmp_path):
     """Over several log lines."""
-    model = dataclasses.replace(MODEL, compute=FLOAT64)
+    model = dataclasses.replace(MODEL, compute=Compute(dtype="float64"))
     result = fit(tmp_path, changed(seeds=(0,)), model)
     assert result.state.window["loss"].dtype == np.float64
 
@@ -92,7 +80,7 @@ def killing(step, name, kill):
 
 
 def die():
-    raise Killed
+    raise small_runs.Killed
 
 
 def terminate():
@@ -107,14 +95,12 @@ def test_resume_is_as_if_it_had_never_stopped(tmp_path, capsys):
     """Killed and stopped before the first checkpoint, between metrics and checkpoint, and after the
     last one; of a text in other tokens than bytes. By SIGKILL: tests/lab."""
     path = tmp_path / "text.txt"
-    path.write_bytes(TEXT.astype(np.uint8).tobytes())
-    config = changed(
-        optimizer=training.OptimizerConfig(name="muon"),
-        schedule=training.ScheduleConfig(name="warmup_stable_decay", warmup_steps=2),
-    )
+    path.write_bytes(small_runs.TEXT.astype(np.uint8).tobytes())
+    schedule = training.ScheduleConfig(name="warmup_stable_decay", warmup_steps=2)
+    config = changed(optimizer=OptimizerConfig(name="muon"), schedule=schedule)
     given = {
         "config": config,
-        "dataset": text.Text(path=str(path), tokenizer="bpe:270").load(CONFIG.length),
+        "dataset": text.Text(path=str(path), tokenizer="bpe:270").load(small_runs.CONFIG.length),
         "model": dataclasses.replace(MODEL, vocab_size=270),
         "callbacks": [training.measured(moved, every=5)],
     }
@@ -126,7 +112,7 @@ def test_resume_is_as_if_it_had_never_stopped(tmp_path, capsys):
         (15, "weights/moved", terminate),
         (20, "weights/moved", die),
     ):
-        with contextlib.suppress(Killed, training.Stopped):
+        with contextlib.suppress(small_runs.Killed, training.Stopped):
             fit(tmp_path / "broken", recorder=killing(step, name, kill), **given)
     for last in (15, 20):  # the second time its result was lost
         resumed = fit(tmp_path / "broken", **given)
@@ -140,12 +126,10 @@ def test_resume_is_as_if_it_had_never_stopped(tmp_path, capsys):
     assert {(0, "weights/moved"), (20, "weights/moved"), (20, "eval/loss")} < set(pairs)
 
 
-LATE = training.ScheduleConfig(warmup_steps=8)
-
-
 def test_another_run_does_not_go_on(tmp_path):
     """Least of all another plan of equal shapes; the field that differs is named."""
     config = changed(steps=5, evaluation={"windows": 8}, seeds=(0,))
+    late = training.ScheduleConfig(warmup_steps=8)
     model = dataclasses.replace(MODEL, num_layers=4, sharing="groups:2")
     fit(tmp_path, config, model)
     for changes, field in (
@@ -154,8 +138,8 @@ def test_another_run_does_not_go_on(tmp_path):
         ({"config": changed(config, optimizer=FAST)}, "optimizer.learning_rate"),
         ({"config": changed(config, seeds=(0, 1))}, "training.seeds"),
         ({"config": changed(config, steps=7)}, "after step 3"),
-        ({"config": changed(config, steps=9, schedule=LATE)}, "training.schedule.warmup_steps"),
-        ({"dataset": dataclasses.replace(DATASET, digest="of another text")}, "source"),
+        ({"config": changed(config, steps=9, schedule=late)}, "training.schedule.warmup_steps"),
+        ({"dataset": dataclasses.replace(small_runs.DATASET, digest="of another text")}, "source"),
     ):
         with pytest.raises(WrongCheckpoint, match=field):
             fit(tmp_path, **{"config": config, "model": model, **changes})
@@ -170,30 +154,29 @@ def test_another_run_does_not_go_on(tmp_path):
 )
 def test_log_lines_after_a_resume_with_another_log_every(tmp_path, before, after, ends):
     """Each is the mean of the steps since the last one, also of those before the resume at 5."""
-    config, broken = changed(seeds=(0,)), tmp_path / "broken"
+    config, broken = changed(seeds=(0, 5)), tmp_path / "broken"
     fit(tmp_path / "each", changed(config, log_every=1))
-    with pytest.raises(Killed):
+    with pytest.raises(small_runs.Killed):
         fit(broken, changed(config, log_every=before), recorder=killing(10, "eval/loss", die))
     fit(broken, changed(config, log_every=after))
     steps, means = train_losses(broken)
     losses = np.array(train_losses(tmp_path / "each")[1])
     assert steps == ends[1:]
-    expected = [losses[begin:end].mean() for begin, end in itertools.pairwise(ends)]
+    expected = [losses[begin:end].mean(0) for begin, end in itertools.pairwise(ends)]
     np.testing.assert_allclose(means, expected, rtol=1e-5)
 
 
 def train_losses(folder):
-    """(steps, losses of the first seed)"""
+    """(steps, losses of all seeds)"""
     rows = [row for row in read_metrics(folder / "metrics.jsonl") if "train/loss" in row]
-    return [row["step"] for row in rows], [row["train/loss"][0] for row in rows]
+    return [row["step"] for row in rows], [row["train/loss"] for row in rows]
 
 
 @pytest.mark.parametrize("step", [5, 20])
 def test_sigterm_saves_and_says_so(tmp_path, step):
+    recorder = killing(step, "train/loss", terminate)
     with pytest.raises(training.Stopped, match=f"step {step} of 20"):
-        fit(
-            tmp_path, changed(checkpoint_every=100), recorder=killing(step, "train/loss", terminate)
-        )
+        fit(tmp_path, changed(checkpoint_every=100), recorder=recorder)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == [str(step)]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -212,7 +195,7 @@ def test_a_request_to_stop_is_kept_until_the_outermost_scope_ends():
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tmp_path):
-    huge = training.OptimizerConfig(learning_rate=1e38)
+    huge = OptimizerConfig(learning_rate=1e38)
     config = changed(optimizer=huge, schedule=training.ScheduleConfig(warmup_steps=0), seeds=(3,))
     with pytest.raises(training.NonFiniteLoss, match="seed 3"):
         fit(tmp_path, config)
@@ -225,12 +208,9 @@ SHORT = changed(steps=10, seeds=(0, 5), evaluation={"every": 5})
 
 def test_all_points_of_a_curve_are_of_the_same_rows(tmp_path):
     """Of parameters that do not move the score is the same at every step."""
-    config = changed(
-        SHORT,
-        optimizer=OptimizerConfig(learning_rate=1e-12, weight_decay=0.0),
-        schedule=dataclasses.replace(CONFIG.schedule, final_learning_rate=0.0),
-    )
-    result = fit(tmp_path, config)
+    optimizer = OptimizerConfig(learning_rate=1e-12, weight_decay=0.0)
+    schedule = dataclasses.replace(small_runs.CONFIG.schedule, final_learning_rate=0.0)
+    result = fit(tmp_path, changed(SHORT, optimizer=optimizer, schedule=schedule))
     rows = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "eval/loss" in r]
     assert [row["step"] for row in rows] == [5, 10]
     np.testing.assert_allclose(rows[0]["eval/loss"], rows[1]["eval/loss"], rtol=1e-6)
@@ -241,8 +221,8 @@ def test_all_points_of_a_curve_are_of_the_same_rows(tmp_path):
 @pytest.mark.slow
 def test_the_whole_validation_part_is_scored_at_the_end(tmp_path):
     """Beside the curve, which is of some of its rows. Here the held-out part is the same text."""
-    corpus = text.Corpus("test", TEXT[:3400], TEXT[3400:], "", TEXT[3400:])
-    dataset = text.dataset_of_corpus(corpus, 8)
+    train, rest = np.split(small_runs.TEXT, [3400])
+    dataset = text.dataset_of_corpus(text.Corpus("test", train, rest, "", rest), 8)
     result = fit(tmp_path, changed(SHORT, evaluation={"windows": 0}), dataset=dataset)
     np.testing.assert_array_equal(result.validation["loss"], result.heldout["loss"])
     last = read_metrics(tmp_path / "metrics.jsonl")[-1]
@@ -274,6 +254,6 @@ def test_seconds_of_a_resumed_run_are_those_of_all_starts(tmp_path):
         checkpoints.save(step, state, notes | spent)
     resumed = fit(tmp_path / "late", config)
     assert resumed.wall_seconds > 1e6
-    tokens = (step - 1) * 8 * DATASET.row_tokens
+    tokens = (step - 1) * 8 * small_runs.DATASET.row_tokens
     assert resumed.tokens_per_second == pytest.approx(tokens / 5e5, rel=1e-3)
     np.testing.assert_array_equal(resumed.heldout["loss"], whole.heldout["loss"])
