@@ -173,6 +173,15 @@ SAME = {
     # An encoder follows the decoder's plan; layer types keep a plan of their own.
     "an encoder": (replace(BOTH, sharing="albert"), as_model(sharing=Plan(**EACH))),
     "layer types": (replace(TYPES, sharing="albert"), as_model(sharing="separate")),
+    "a plan of a layer type": (
+        TYPES,
+        as_model(
+            layer_types=(
+                (2, models.LayerOverrides(window=1, sharing="separate")),
+                (1, models.LayerOverrides()),
+            )
+        ),
+    ),
     "unshared layer types": (TYPES, unshare),
     "unshared, albert": (replace(BOTH, sharing="albert"), unshare),
     "unshared, cycle:2": (replace(BOTH, sharing="cycle:2"), unshare),
