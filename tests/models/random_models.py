@@ -14,6 +14,8 @@ from attnlab.models import LayerOverrides, ModelConfig
 
 WIDTH, VOCAB, LENGTH = 12, 11, 7
 PLANS = tuple(plan_names(2))
+OURS = tuple(n for n, kind in heads.LAYOUTS.items() if kind.__module__.startswith("attnlab."))
+"""Layouts of the library, without those that other tests add."""
 EXTRAS = (
     heads.Gate(), heads.Gate("element"), heads.Sink(), heads.Sink(learnt=False),
     heads.SoftCap(3.0), heads.ExtraKeys(2), heads.TalkingHeads(),
@@ -33,7 +35,7 @@ def random_like(shapes, seed=1, scale=1.0, dtype="float32"):
 
 
 @st.composite
-def configs(draw, layouts=tuple(heads.LAYOUTS)):
+def configs(draw, layouts=OURS):
     """Models that exist: combinations that are refused are drawn again.
 
     Args:

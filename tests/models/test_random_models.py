@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import assert_close, deep, product_flops
 from hypothesis import HealthCheck, Phase, given, settings
-from random_models import LENGTH, VOCAB, configs, random_params
+from random_models import LENGTH, OURS, VOCAB, configs, random_params
 from test_budget import assert_nearest
 
 from attnlab import heads, models, prefill
@@ -216,7 +216,7 @@ USUAL = ("standard", "wide", "narrow", "latent")
 
 
 @pytest.mark.parametrize("count", deep([1, 3], 1))
-@pytest.mark.parametrize("layout", deep(list(heads.LAYOUTS), *USUAL))
+@pytest.mark.parametrize("layout", deep(list(OURS), *USUAL))
 def test_random_models(layout, count):
     @settings(
         max_examples=count, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
