@@ -72,10 +72,11 @@ def read_graph(folder: Path) -> Graph:
     ends = ends[(ends >= 0).all(1) & (ends[:, 0] != ends[:, 1])]
     senders, receivers = np.unique(np.concatenate([ends, ends[:, ::-1]]), axis=0).astype(np.int32).T
     split = split[1:]
-    if len(wrong := split[~(split[1].isin(nodes) & split[2].isin([*PARTS, "rest"]))]):
+    known = split[1].isin(nodes) & split[2].isin([*PARTS, "rest"]) & ~split[1].duplicated()
+    if len(wrong := split[~known]):
         raise ValueError(
             f"{folder}: the split has node {wrong.iloc[0, 1]!r} in part {wrong.iloc[0, 2]!r}; it "
-            f"needs features, and the parts are {', '.join(PARTS)} and rest"
+            f"needs features and one part, and the parts are {', '.join(PARTS)} and rest"
         )
     parts = {part: nodes.isin(split[1][split[2] == part]) for part in PARTS}
     if empty := [part for part, members in parts.items() if not members.any()]:

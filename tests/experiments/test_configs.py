@@ -73,6 +73,7 @@ REFUSED = [
     ("byte_lm", "tiny", {"match.sharing": "albert"}, "match.budget"),  # without a budget
     ("heads_and_sharing", "study,data=tokens", {}, "validation"),
     ("chunks", "reviews,tuned", {}, "validation"),
+    ("which_matrices_learn", "text,paper", {}, "'paper'"),
     # The variants set it, too.
     ("heads_and_sharing", "tiny,sharing=albert", {}, "model.sharing=albert"),
     ("reviews", "tiny,max", {}, "model.output.pooler=max"),

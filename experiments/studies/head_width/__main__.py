@@ -32,7 +32,9 @@ JOBS = flags.DEFINE_integer("jobs", 2, "Runs at a time, of one thread each.", lo
 ACCEPT = flags.DEFINE_list("accept_commit", [], "Other commits whose rows may be in the file.")
 ANALYSIS = flags.DEFINE_bool("analysis", False, "Only write the pages and figures of the rows.")
 flags.register_validator(
-    "stages", lambda a: set(a) <= set(map(str, STAGES)), f"stages are {', '.join(map(str, STAGES))}"
+    "stages",
+    lambda a: len(set(a) & set(map(str, STAGES))) == len(a),
+    f"stages are {', '.join(map(str, STAGES))}, each once",
 )
 
 

@@ -56,6 +56,7 @@ def test_rows_of_another_commit_or_text_are_refused():
     [
         (["--analysis"], "876 are missing"),
         (["--stages=9"], "stages are 0, 1"),
+        (["--stages=3,3"], "each once"),
         (["--gpu", "--data=."], "no file wikitext2/train.txt.gz"),
         (["--stages=0", "--workdir=x", "--data=."], "no file wikitext2/train.txt.gz"),
         (["--stages=0"], "--workdir is needed"),
