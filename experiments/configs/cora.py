@@ -136,23 +136,28 @@ def _baselines(graph: Graph) -> Baselines:
     return {"accuracy": known}
 
 
-def rows(path: str) -> Splits:
-    """The whole graph as the one row of each part, with an edge from every node to itself:
-    features, each row divided by its sum, in place of tokens; the classes of all nodes; the nodes
-    of the part, which alone count (`valid`)."""
-    if not path:
-        raise ValueError("set data.path to the folder of a graph")
-    graph = read_graph(Path(path))
+def row_of(graph: Graph) -> Batch:
+    """A graph as a row: features, each line divided by its sum, in place of tokens, the classes,
+    and the edges with one from every node to itself."""
     loops = np.arange(len(graph.labels), dtype=np.int32)
-    row: Batch = {
+    return {
         "features": graph.features / np.maximum(graph.features.sum(1, keepdims=True), 1e-9),
         "labels": graph.labels,
         "senders": np.concatenate([graph.senders, loops]),
         "receivers": np.concatenate([graph.receivers, loops]),
     }
+
+
+def rows(path: str) -> Splits:
+    """The whole graph as the one row of each part, with the nodes of the part, which alone count
+    (`valid`)."""
+    if not path:
+        raise ValueError("set data.path to the folder of a graph")
+    graph = read_graph(Path(path))
+    row = row_of(graph)
     train, valid, test = ([row | {"valid": graph.parts[n]}] for n in PARTS)
     return Splits(
-        name=f"{Path(path).name}, {len(loops):,} nodes, {len(graph.senders) // 2:,} edges",
+        name=f"{Path(path).name}, {len(graph.labels):,} nodes, {len(graph.senders) // 2:,} edges",
         train=train,
         heldout=test,
         validation=valid,

@@ -14,8 +14,8 @@ from experiments.studies.head_width.rows import (
     read_rows,
     runs_of,
 )
-from experiments.studies.head_width.simulated import ROWS
 from experiments.studies.head_width.spec import StudyRun, run_spec
+from experiments.studies.head_width.test_simulations import ROWS
 from experiments.studies.head_width.texts import load_text
 
 TINY = StudyRun(
