@@ -44,16 +44,15 @@ def run_stages(path: Path, data: Path, workdir: str) -> None:
     digests = {name: texts.load_text(name, data).sha256 for name in set(there["text"])}
     rows.check_origin(there, [commit, *ACCEPT.value], digests)
     executor, done = lab.LocalExecutor(JOBS.value, threads=1), set(rows.runs_of(there))
+    wanted = (
+        dataclasses.replace(run, bytes_per_parameter=SHARE.value * run.bytes_per_parameter)
+        for run in rows.published_runs()
+        if str(run.stage) in ONLY.value
+    )
+    left = [run for run in wanted if run not in done]
+    texts.check_texts(dict.fromkeys(run.text for run in left), data)
     for stage in map(int, ONLY.value):
-        wanted = [
-            dataclasses.replace(run, bytes_per_parameter=SHARE.value * run.bytes_per_parameter)
-            for run in rows.published_runs()
-            if run.stage == stage
-        ]
-        left = [run for run in wanted if run not in done]
-        texts.check_texts({run.text for run in left}, data)
-        if left:
-            specs = [run_spec(run, data) for run in left]
+        if specs := [run_spec(run, data) for run in left if run.stage == stage]:
             results = lab.sweep(specs, workdir, executor=executor)
             rows.append_csv(path, rows.new_rows(results, data, commit))
             print(f"stage {stage} ({STAGES[stage].title}): {len(specs)} runs")
