@@ -34,7 +34,7 @@ def read_csv(path: Path, columns: Iterable[str]) -> DataFrame:
     """The file, empty where there is none. Raises ValueError for other columns."""
     if not path.exists():
         return DataFrame(columns=list(columns))
-    kinds = {**dict.fromkeys(FLOATS, float), "commit": str}
+    kinds: dict[str, type] = {**dict.fromkeys(FLOATS, float), "commit": str}
     rows = pandas.read_csv(path, dtype=kinds, float_precision="round_trip")
     if list(rows.columns) != list(columns):
         raise ValueError(f"{path} has other columns than rows of this study; name another folder")
