@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import re
 from pathlib import Path
 from textwrap import shorten
@@ -55,7 +56,7 @@ def save(
     in which transformers loads all tensors, is the one that holds those of all.
 
     Args:
-      folder: made if missing.
+      folder: made if missing; "~" is the home, as for `load`.
       model: of `ModelConfig.build`.
       params: its weights, or the variables {"params": ...}.
       family: a name of `FAMILIES`; "" takes the one that the model was loaded as, or the first,
@@ -161,7 +162,7 @@ def _write(folder: str | Path, texts: dict[str, str], tensors: Arrays, max_bytes
 
     # What a save before has left would be read in place of these.
     stale = lambda name: name == GENERATION or WEIGHT_FILE.fullmatch(name) is not None
-    write_together(Path(folder), write, remove=stale)
+    write_together(Path(os.path.expanduser(folder)), write, remove=stale)
 
 
 def _choose_family(config: ModelConfig, family: str) -> Family:

@@ -126,6 +126,7 @@ BART = Family(
         layers=(_stack("encoder"), _stack("decoder")),
         prefix="model.",
         task_modules=("lm_head.", "final_logits_bias"),
+        unread=("encoder.version", "decoder.version"),  # of older files
         # The table of tokens may be stored again for each stack.
         repeated={f"{stack}.embed_tokens.weight": "shared.weight" for stack in STACKS},
         if_tied={"lm_head.weight": "shared.weight"},
