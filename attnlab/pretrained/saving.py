@@ -23,7 +23,7 @@ from attnlab.pretrained.hub import GENERATION
 from attnlab.pretrained.metadata import metadata_of
 from attnlab.pretrained.registry import FAMILIES
 from attnlab.pretrained.tensors import INDEX, Arrays, is_floating, write_file
-from attnlab.pretrained.weights import unfill
+from attnlab.pretrained.weights import leaves_by_path, unfill
 from attnlab.sharing import Params
 from attnlab.transforms import unshare
 
@@ -110,8 +110,8 @@ def check_weights(config: ModelConfig, params: Params, *, allow_nonfinite: bool 
       ValueError: names the first weight that is wrong, what it is and what the model expects.
     """
     params = check_params(config, params)
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        name, a = ".".join(key.key for key in path), np.asarray(leaf)
+    for path, leaf in leaves_by_path(params).items():
+        name, a = ".".join(path), np.asarray(leaf)
         if not is_floating(a.dtype):
             raise ValueError(f"params: {name} is {a.dtype}, the model expects a floating dtype")
         if not allow_nonfinite and not (finite := np.isfinite(a)).all():
