@@ -49,8 +49,8 @@ TEXTS = ("source", "tokens")
 NEW_TOKENS = 20
 """Tokens that `LoadedModel.describe_text` writes."""
 MAY_DIFFER = (
-    "sharing", "encoder.shares_decoder", "delta_rank", "compute", "attention.order",
-    "attention.implementation", "init", "dropout", "metadata",
+    "sharing", "encoder.sharing", "encoder.shares_decoder", "delta_rank", "compute",
+    "attention.order", "attention.implementation", "init", "dropout", "metadata",
 )  # fmt: skip
 """What a run may choose: how parameters are shared, computed with and dropped."""
 
