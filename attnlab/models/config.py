@@ -11,14 +11,7 @@ import jax.numpy as jnp
 
 from attnlab.attention.masks import Edges
 from attnlab.fields import Spec, as_count, bounded
-from attnlab.heads import (
-    Cache,
-    Layout,
-    Standard,
-    explain_heads,
-    init_cache,
-    kv_weight_names,
-)
+from attnlab.heads import Cache, Layout, Standard, explain_heads, init_cache, kv_weight_names
 from attnlab.heads.cost import CallSizes, cache_shapes, choose, form
 from attnlab.models.specs import (
     FFN,

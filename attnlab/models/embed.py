@@ -11,12 +11,7 @@ from jaxtyping import Array, Float, Inexact, Int
 from attnlab.attention.score_mods import alibi_slopes
 from attnlab.attention.segments import restarted
 from attnlab.heads import Layout
-from attnlab.heads.positions import (
-    relative_buckets,
-    rotary_angles,
-    sinusoidal,
-    sinusoidal_halves,
-)
+from attnlab.heads.positions import relative_buckets, rotary_angles, sinusoidal, sinusoidal_halves
 from attnlab.models.config import ModelConfig
 from attnlab.models.ffn import dense, norm_shapes, normalize
 from attnlab.models.specs import (

@@ -260,11 +260,7 @@ def check_inputs(
 
 
 def _check_text(
-    config: ModelConfig,
-    side: str,
-    tokens: Array,
-    mask: ArrayLike | None,
-    segments: Array | None,
+    config: ModelConfig, side: str, tokens: Array, mask: ArrayLike | None, segments: Array | None
 ) -> tuple[Array | None, Array | None]:
     """The padding mask and the segments of a text, each of which hides what the other hides.
 

@@ -233,11 +233,6 @@ class Leaf(NamedTuple):
     weight: Weight | None = None
 
     @property
-    def num_axes(self) -> int:
-        """Axes of the weight itself, without that of parameter groups."""
-        return self.array.ndim - is_stack(self.path[0])
-
-    @property
     def head_axis(self) -> int | None:
         """The axis that numbers heads, counted from the end.
 
@@ -307,7 +302,8 @@ def matrix_axes(config: ModelConfig) -> Callable[[PyTree], PyTree]:
 
 
 def _axes(leaf: Leaf) -> MatrixAxes:
-    size, weight = leaf.num_axes, leaf.weight
+    # Axes of the weight itself, without that of parameter groups.
+    size, weight = leaf.array.ndim - is_stack(leaf.path[0]), leaf.weight
     if size < 2 or leaf.path[-1].endswith(("bias", "scale", "norm")):
         return 0, size
     if weight is not None:

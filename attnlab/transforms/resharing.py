@@ -18,15 +18,7 @@ from attnlab.heads import Layout, kv_weight_names
 from attnlab.models.config import EncoderConfig, ModelConfig
 from attnlab.models.embed import OWN_INPUTS
 from attnlab.models.params import check_params, encoder_params, owned_stacks, same_bits
-from attnlab.sharing import (
-    Params,
-    Plan,
-    PyTree,
-    fit_delta,
-    layer_params,
-    plan_name,
-    separate,
-)
+from attnlab.sharing import Params, Plan, PyTree, fit_delta, layer_params, plan_name, separate
 
 Merge: TypeAlias = Literal["mean", "first"]
 
