@@ -246,7 +246,8 @@ class Leaf(NamedTuple):
 
 
 def leaves(config: ModelConfig, params: PyTree) -> list[Leaf]:
-    """The arrays of params in the order of `jax.tree.leaves`, each with its `Weight`.
+    """The arrays of params, or of the variables {"params": ...}, in the order of `jax.tree.leaves`,
+    each with its `Weight`.
 
     >>> params = {"layers": {"attention": {"q": jnp.zeros((2, 32, 4, 8))}}}
     >>> [(leaf.path, leaf.head_axis) for leaf in leaves(ModelConfig(width=32), params)]
@@ -257,6 +258,7 @@ def leaves(config: ModelConfig, params: PyTree) -> list[Leaf]:
     made = []
     for keys, array in jax.tree_util.tree_flatten_with_path(params)[0]:
         path = tuple(str(getattr(key, "key", key)) for key in keys)
+        path = path[1:] if path[:1] == ("params",) else path
         layout = layouts.get(path[:2]) if len(path) == 3 else None
         weight = None if layout is None else weights[layout].get(path[-1])
         made.append(Leaf(path, array, *((layout, weight) if weight else (None, None))))

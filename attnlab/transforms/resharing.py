@@ -349,8 +349,8 @@ def _equal(one: PyTree, other: PyTree) -> bool:
 
 
 def _agree(encoder: Plan, decoder: Plan) -> bool:
-    """Does the encoder use the groups that the decoder uses?"""
-    return all(encoder[name] == decoder[name] for name in encoder)
+    """Does the encoder use the groups that the decoder uses, in the same sublayers?"""
+    return dict(encoder.items()) == {n: a for n, a in decoder.items() if n != "cross"}
 
 
 def _select(stacked: PyTree, group: int) -> PyTree:
