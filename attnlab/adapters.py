@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from attnlab.attention import dot_product_attention
 from attnlab.heads import HeadNorm, Params, Standard, weight_shapes
-from attnlab.heads.layout import Bias
+from attnlab.heads.layout import Bias, check_params
 from attnlab.nested import flatten
 from attnlab.tap import Tap
 
@@ -221,7 +221,8 @@ def heads_to_linen(params: Params, layout: Standard) -> dict[str, dict[str, Arra
 
     Raises:
       ValueError: Flax's module cannot be this: another layout than `Standard` or `Wide`, V != H,
-        a scale of its own, no output projection, RMS norms, another epsilon, ties or extras.
+        a scale of its own, no output projection, RMS norms, another epsilon, ties or extras. Or the
+        parameters are not those of the layout.
 
     >>> from attnlab.heads import init
     >>> layout = Standard(width=6, num_heads=2)
@@ -230,6 +231,7 @@ def heads_to_linen(params: Params, layout: Standard) -> dict[str, dict[str, Arra
     ((6, 2, 3), (2, 3, 6))
     """
     _check_linen_has(layout)
+    check_params(params, layout)
     tree: dict[str, dict[str, Array]] = {}
     for path, name in PATHS.items():
         part, leaf = path.split(".")

@@ -650,9 +650,12 @@ def check_params(params: Params, layout: Layout) -> None:
     Nested dicts in `params`, such as adapters, are not checked.
 
     Raises:
-      TypeError: `params` is not a dict.
+      TypeError: `params` is not a dict, or `layout` no layout.
       ValueError: a weight is missing, superfluous, of another shape or no array.
     """
+    if not isinstance(layout, Layout):
+        name = type(layout).__name__
+        raise TypeError(f"the arguments are (params, x, layout): {name} is no attnlab.heads.Layout")
     if not isinstance(params, Mapping):
         name = type(params).__name__
         raise TypeError(f"the arguments are (params, x, layout): params must be a dict, not {name}")
