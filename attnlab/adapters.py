@@ -5,7 +5,7 @@ Nothing here imports Flax: Linen and NNX call `attention_fn` and hand over plain
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -42,13 +42,6 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-@runtime_checkable
-class _Sows(Protocol):
-    """A Flax module, as far as `attention_fn` uses it."""
-
-    def sow(self, col: str, name: str, value: Array) -> object: ...
-
-
 def attention_fn(
     query: Float[Array, "*B T N H"],
     key: Float[Array, "*B S K H"],
@@ -62,7 +55,7 @@ def attention_fn(
     deterministic: bool = False,
     dtype: DTypeLike | None = None,
     precision: Precision = None,
-    module: _Sows | None = None,
+    module: Any = None,
     force_fp32_for_softmax: bool = True,
     is_causal: bool = False,
     qk_attn_weights_einsum: object = None,

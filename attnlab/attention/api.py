@@ -6,9 +6,9 @@ They resolve masks before any backend runs, so that all backends mean the same.
 from __future__ import annotations  # `help` shows ArrayLike, not all that it stands for
 
 import contextlib
-import contextvars
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, Literal, overload
 
 import jax
@@ -36,8 +36,7 @@ from attnlab.tap import Tap
 
 TAPPED = ("scores", "probs")
 """The values that a tap can record or replace."""
-EXPLAINED: contextvars.ContextVar[list[dict[str, Any]] | None]
-EXPLAINED = contextvars.ContextVar("explained", default=None)
+EXPLAINED: ContextVar[list[dict[str, Any]] | None] = ContextVar("explained", default=None)
 """The explanations of the calls inside `explaining`; None outside."""
 
 

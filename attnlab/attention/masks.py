@@ -319,11 +319,6 @@ class MaskSpec(NamedTuple):
             inside &= segments(self.segments.queries, self.segments.keys)
         return inside if mask is None else mask & inside
 
-    @property
-    def only_edges(self) -> Edges | None:
-        """The edges, if nothing else hides a key."""
-        return self.edges if self.mask is None and self.ranges() is None else None
-
     def used(self) -> tuple[Booleans | None, Booleans | None]:
         """Queries that attend to a key [B, N, T] and keys that a query attends to [B, S].
 

@@ -396,11 +396,12 @@ def _with_cache(
     window = options.local_window_size
     window = None if window is None else window_sides(window)
     is_causal = static_causal(options.is_causal)
-    extended = extend(inputs.cache, new, inputs.padding_mask, is_causal=is_causal, window=window)
-    options = _with_mask(options, extended.allowed)
+    cache, allowed, fits = extend(
+        inputs.cache, new, inputs.padding_mask, is_causal=is_causal, window=window
+    )
+    options = _with_mask(options, allowed)
     options = dataclasses.replace(options, is_causal=False, local_window_size=None)
-    entries = {name: a.astype(x.dtype) for name, a in extended.entries.items()}
-    return entries, extended.cache, extended.fits, options
+    return {name: cache[name].astype(x.dtype) for name in new}, cache, fits, options
 
 
 def _without_padding(options: AttentionOptions, padding_mask: Array) -> AttentionOptions:

@@ -41,6 +41,8 @@ Rotate = Callable[[Array], Array]
 Bias = Literal["q", "k", "v", "o", "factors"]
 OUTPUT = Weight("project_out", ("num_heads", "value_dim"), ("out_width",), residual=True)
 """W_O of most layouts."""
+VALUES = Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim"), changes=("v",))
+"""W_V of layouts that read all of the value input."""
 OTHER_FORMS = ("rewritten", "general", "inverse")
 """Methods that know how a class computes, so that a class that computes otherwise has none."""
 FUNCTIONS = (types.FunctionType, property, functools.cached_property, staticmethod, classmethod)
