@@ -225,7 +225,8 @@ def decode(
       cache: of `init_cache`, or of an earlier call.
       is_causal: False lets the new tokens attend to each other both ways.
       **keywords: of `multi_head_attention`, such as the angles `rotary` at the positions of x, and
-        `padding_mask`: padding is neither attended to nor kept in the cache.
+        `padding_mask`: padding is neither attended to nor kept in the cache. Keys of a `mask` or
+        `bias` [..., T, S] are the S entries of the cache.
 
     Returns:
       (output [B, T, O], the cache with the new tokens).
@@ -286,11 +287,13 @@ def _attend(
     for extra in layout.extras:
         inner = extra.before_attention(params, inner)
     q, k, v = tap("q", q), tap("k", k), tap("v", v)
-    shape, width = (layout.size("num_score_maps"), layout.size("score_width")), v.shape[-1]
-    if q.shape[2:] != shape or width != layout.size("head_width"):  # its scale and FLOPs are wrong
+    names = ("num_score_maps", "score_width", "num_key_heads", "num_value_heads", "head_width")
+    sizes = layout.sizes(names)
+    if (*q.shape[2:], k.shape[2], *v.shape[2:]) != sizes:  # its scale and FLOPs are wrong
+        stated = ", ".join(f"{name} is {size}" for name, size in zip(names, sizes, strict=True))
         raise ValueError(
-            f"layout {layout.name!r} computes q {q.shape} and v {v.shape}; num_score_maps and "
-            f"score_width are {shape}, head_width is {layout.size('head_width')}: define them"
+            f"layout {layout.name!r} computes q {q.shape}, k {k.shape} and v {v.shape}; {stated}: "
+            "define them, or kv is of another layout"
         )
     heads = layout.attend(params, q, k, v, inner).astype(v.dtype)
     losses: dict[str, Array] = {}

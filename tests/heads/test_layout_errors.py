@@ -37,7 +37,7 @@ CONSTRUCTION = [
 ]  # fmt: skip
 
 
-LAYOUT = small()
+LAYOUT, ONE_KEY = small(), small(num_kv_heads=1)
 PARAMS, X, *_ = make(LAYOUT)
 REAL = np.ones((2, 7), bool)
 
@@ -96,6 +96,8 @@ CALLS = [
     (lambda: call(kv=heads.project_kv(PARAMS, jnp.ones((2, 5, 8)), LAYOUT), padding_mask=REAL),
      r"padding_mask \(2, 7\) .* kv is of other tokens: hide those by mask"),
     (lambda: call(kv={}), "this form needs k, v"),
+    (lambda: call(kv=heads.project_kv(make(ONE_KEY)[0], X, ONE_KEY)),
+     r"k \(2, 7, 1, 4\) .*num_key_heads is 2, .*kv is of another layout"),
     (lambda: heads.project_kv(PARAMS, LAYOUT, X), r"\(params, x, layout\)"),
     (lambda: heads.project_kv(PARAMS, X[..., :7], LAYOUT), r"context \(2, 7, 7\) must be .* 8\]"),
     (lambda: heads.project_kv(PARAMS, jnp.ones((2, 7, 8), int), LAYOUT), "context must be a float"),
