@@ -41,6 +41,8 @@ Rotate = Callable[[Array], Array]
 Bias = Literal["q", "k", "v", "o", "factors"]
 OUTPUT = Weight("project_out", ("num_heads", "value_dim"), ("out_width",), residual=True)
 """W_O of most layouts."""
+VALUES = Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim"), changes=("v",))
+"""W_V of layouts that read all of the value input."""
 OTHER_FORMS = ("rewritten", "general", "inverse")
 """Methods that know how a class computes, so that a class that computes otherwise has none."""
 FUNCTIONS = (types.FunctionType, property, functools.cached_property, staticmethod, classmethod)
@@ -650,9 +652,12 @@ def check_params(params: Params, layout: Layout) -> None:
     Nested dicts in `params`, such as adapters, are not checked.
 
     Raises:
-      TypeError: `params` is not a dict.
+      TypeError: `params` is not a dict, or `layout` no layout.
       ValueError: a weight is missing, superfluous, of another shape or no array.
     """
+    if not isinstance(layout, Layout):
+        name = type(layout).__name__
+        raise TypeError(f"the arguments are (params, x, layout): {name} is no attnlab.heads.Layout")
     if not isinstance(params, Mapping):
         name = type(params).__name__
         raise TypeError(f"the arguments are (params, x, layout): params must be a dict, not {name}")

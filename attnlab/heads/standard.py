@@ -11,7 +11,7 @@ from jaxtyping import Array
 from attnlab.heads.bilinear import Bilinear, stacked_scores
 from attnlab.heads.factors import Floats, Weights, factor
 from attnlab.heads.head_norm import HeadNorm
-from attnlab.heads.layout import OUTPUT, Bias, Blocked, Entries, Layout, Rewrite, Rotate
+from attnlab.heads.layout import OUTPUT, VALUES, Bias, Blocked, Entries, Layout, Rewrite, Rotate
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.weights import Params, Weight, without
@@ -192,9 +192,7 @@ class Standard(Separate):
         return {
             "q": Weight("project_q", ("width",), ("num_heads", "head_dim")),
             "k": Weight("project_kv", ("key_width",), ("num_kv_heads", "head_dim"), changes=("k",)),
-            "v": Weight(
-                "project_kv", ("value_width",), ("num_kv_heads", "value_dim"), changes=("v",)
-            ),
+            "v": VALUES,
             "o": OUTPUT,
         }
 

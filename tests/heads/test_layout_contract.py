@@ -239,6 +239,12 @@ def test_the_cheapest_form_is_chosen(batch, num_queries, num_keys, order):
     assert product_flops(jax.make_jaxpr(call)(params, x, context=y).jaxpr) == costs[order]
 
 
+def test_heads_without_a_softmax_are_explained_without_a_backend():
+    kind = type("Own", (heads.Standard,), {"attend": lambda self, params, q, k, v, call: q})
+    found = heads.explain_heads(kind(width=12, num_heads=3), jnp.ones((2, 5, 12)))
+    assert (found["chosen"], found["implementation"]) == ({"order": "factored"}, {})
+
+
 BIASED = heads.Standard(width=8, num_heads=2, biases=("k",))
 
 
