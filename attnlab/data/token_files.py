@@ -230,8 +230,11 @@ class TokenFiles(Spec, prefix="data."):
         segments = None
         if self.pack:
             end = index.end_of_document
-            if end < 0:
-                raise ValueError(f"{self.path} has no index; give data.end_of_document to pack it")
+            if not 0 <= end < size:
+                raise ValueError(
+                    f"{self.path} has no index; to pack it give data.end_of_document, the token "
+                    f"below {size} that ends a document, not {end}"
+                )
             segments = functools.partial(segments_until, end=end)
             digest = hashlib.sha256(f"{digest} packed, {end}".encode()).hexdigest()
 

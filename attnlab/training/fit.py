@@ -293,15 +293,15 @@ class _Training:
                 self.recorder.log_scalars(step, numbers)
 
     def _logged_by(self, callback: Callback, step: int, params: list[Params]) -> Scores:
-        """What a callback logs, of each seed."""
-        found: dict[str, list[float]] = {}
-
-        def log(name: str, value: ArrayLike) -> None:
-            found.setdefault(name, []).append(float(np.asarray(value)))
-
-        for now, initial in zip(params, self._initial, strict=True):
-            callback(StepInfo(step, now, initial, self.model, self.dataset, log))
-        return {name: np.array(values) for name, values in found.items()}
+        """What a callback logs, of each seed; NaN of a seed for which it did not log the name."""
+        found: Scores = {}
+        for seed, (now, initial) in enumerate(zip(params, self._initial, strict=True)):
+            logged: dict[str, ArrayLike] = {}
+            callback(StepInfo(step, now, initial, self.model, self.dataset, logged.__setitem__))
+            for name, value in logged.items():
+                numbers = found.setdefault(name, np.full(len(params), np.nan))
+                numbers[seed] = float(np.asarray(value))
+        return found
 
     def save(self, step: int) -> None:
         """Starts to write a checkpoint, after the metrics up to it are on the disk."""
