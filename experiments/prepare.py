@@ -4,8 +4,8 @@ r"""Tokenizes texts into files that a run reads from disk; they may be larger th
     python -m experiments.run --config=experiments/configs/byte_lm.py:data=tokens \
         --config.data.path=data/texts --config.model.vocab_size=16385 --workdir=runs/texts
 
---path is a text file, .jsonl or .parquet (may be .gz), a folder of the package datasets, or a
-folder of these. It may be repeated.
+--path is a text file or .jsonl (may be .gz), a .parquet, a folder of the package datasets (one
+split), or a folder of these. It may be repeated.
 """
 
 import dataclasses

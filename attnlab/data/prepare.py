@@ -90,8 +90,8 @@ def prepare(
     Raises:
       FileNotFoundError: there is no such file, or no such tokenizer.json.
       ValueError: `out` is already prepared or holds other files; `plan` names no tokenizer or no
-        special token of it; there is no text; a file cannot be read or has no such column; or a
-        text is not UTF-8.
+        special token of it; there is no text; a file cannot be read or has no such column; a folder
+        of the package datasets holds several splits; or a text is not UTF-8.
       ModuleNotFoundError: a package of the extra `data` is missing.
 
     >>> import tempfile

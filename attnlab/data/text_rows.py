@@ -29,7 +29,7 @@ FOLD = re.compile(r".*/cv(\d)\d\d[^/:]*")
 def _dataset(
     rows: Sequence[Batch], tokenizer: Tokenizer, texts: Iterable[str], length: int, **fields: Any
 ) -> Dataset:
-    """That of the rows of `SPLITS`, which were made of `texts`."""
+    """The dataset of the rows of each split (`SPLITS`), which were made of `texts`."""
     contents = (text.encode() for text in texts)
     return dataset_of_rows(
         dict(zip(("train", "validation", "heldout"), map(rows_of, rows), strict=True)),

@@ -198,7 +198,7 @@ class _Training:
             raise ValueError(f"give a profile within 1:{config.steps}, not {p.first}:{p.last}")
         self.objective = self.objective.bind(dataset.sizes)
         self.identity = describe_run(model, dataset.digest, config)
-        self.state, self.shardings = steps.initial_state(
+        self.state, self.shardings = steps.state_of_seeds(
             model, self.objective, self.optimizer.transform, dataset.shapes(), config.seeds,
             options.params, self.mesh, options.sharding,
         )  # fmt: skip
@@ -391,7 +391,8 @@ class InMemoryFit(NamedTuple):
     records: list[Row]
 
     def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(steps [P], values [S, P]) of a number that was recorded, as "eval/bits_per_byte".
+        """(steps [P], values [S, P]) of a number that was recorded, as "eval/bits_per_byte"; the
+        values are [P] of what all seeds have in common, as "train/learning_rate".
 
         Raises:
           ValueError: nothing was recorded under this name.

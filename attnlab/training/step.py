@@ -240,7 +240,7 @@ def _sum_over_parts(
     return lax.scan(add, zeros, inputs)[0]
 
 
-def initial_state(
+def state_of_seeds(
     model: Model, objective: Objective, transform: optax.GradientTransformation,
     shapes: BatchShapes, seeds: Sequence[int], params: Params | list[Params] | InitParams | None,
     mesh: Mesh, spec: StateSharding,
