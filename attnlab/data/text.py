@@ -31,7 +31,7 @@ from attnlab.fields import Spec, bounded
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Corpus:
     """A text split into training, held-out and perhaps validation part, as bytes.
 
@@ -43,11 +43,11 @@ class Corpus:
     """
 
     name: str
-    train: np.ndarray
-    heldout: np.ndarray
+    train: np.ndarray = dataclasses.field(compare=False)
+    heldout: np.ndarray = dataclasses.field(compare=False)
     sha256: str
-    validation: np.ndarray | None = None
-    ends: dict[str, np.ndarray] | None = None
+    validation: np.ndarray | None = dataclasses.field(default=None, compare=False)
+    ends: dict[str, np.ndarray] | None = dataclasses.field(default=None, compare=False)
 
     @property
     def parts(self) -> dict[str, np.ndarray]:

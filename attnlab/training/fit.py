@@ -121,7 +121,7 @@ def fit(
       Stopped: after SIGTERM or SIGINT and a save.
       ValueError: the model or the dataset does not fit the objective; the devices do not divide a
         batch; a step needs more memory than a device has; the profile has no step of the training;
-        or no target of the scored rows counts.
+        a callback has no period; or no target of the scored rows counts.
 
         config, dataset, model = TrainConfig(steps=200), Text().load(64), ModelConfig().build()
         objective = OBJECTIVES["causal_lm"].bind(dataset.sizes)
@@ -194,6 +194,9 @@ class _Training:
             check_output(what, self.objective, about, dataset.sizes)
         self.mesh = options.mesh or sharding.data_mesh()
         sharding.check_batches(self.mesh, config.device_batches)
+        for one in options.callbacks:
+            if not isinstance(one, Callback):
+                raise ValueError(f"the callback {one} has no period: training.callback(every=100)")
         if (p := options.profile) and not 1 <= p.first <= min(p.last, config.steps):
             raise ValueError(f"give a profile within 1:{config.steps}, not {p.first}:{p.last}")
         self.objective = self.objective.bind(dataset.sizes)
