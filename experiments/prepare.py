@@ -4,10 +4,11 @@ r"""Tokenizes texts into files that a run reads from disk; they may be larger th
     python -m experiments.run --config=experiments/configs/byte_lm.py:data=tokens \
         --config.data.path=data/texts --config.model.vocab_size=16385 --workdir=runs/texts
 
---path is a text file, .jsonl or .parquet (may be .gz), a folder of the package datasets, or a
-folder of these. It may be repeated.
+--path is a text file or .jsonl (may be .gz), a .parquet, a folder of the package datasets (one
+split), or a folder of these. It may be repeated.
 """
 
+import dataclasses
 import shlex
 from pathlib import Path
 
@@ -28,20 +29,17 @@ def define_flags() -> None:
         "",
         "The tokenizer's special token for the end of a document; left out: a new token.",
     )
-    flags.DEFINE_integer("shard_tokens", None, "Largest number of tokens in a file.", lower_bound=1)
+    flags.DEFINE_integer(
+        "shard_tokens", PreparePlan().shard_tokens, "Largest number of tokens in a file."
+    )
     flags.DEFINE_string("column", "text", "Column or field of the text, in tables and JSON lines.")
 
 
 def main() -> None:
     """Writes --out and prints what it holds."""
-    given, default = flags.FLAGS, PreparePlan()
-    plan = PreparePlan(
-        tokenizer=given.tokenizer,
-        heldout=given.heldout,
-        end_of_document=given.end_of_document,
-        shard_tokens=given.shard_tokens or default.shard_tokens,
-        column=given.column,
-    )
+    given = flags.FLAGS
+    names = [field.name for field in dataclasses.fields(PreparePlan)]
+    plan = PreparePlan(**{name: given[name].value for name in names})
     index = prepare([Path(path) for path in given.path], Path(given.out), plan, progress=True)
     for name, shards, documents in zip(
         ("training", "held-out"), (index.train, index.heldout), index.documents, strict=True
