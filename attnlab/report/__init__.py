@@ -77,14 +77,14 @@ def report(
       The path.
 
     Raises:
-      ValueError: there are no results, a workdir is given twice, the baseline names no variant, or
-        several, the path is that of the Markdown page, or its folder has files of these names that
-        no report wrote.
+      ValueError: there are no results, or none of one of several sweeps; a workdir is given twice,
+        the baseline names no variant, or several, the path is that of the Markdown page, or its
+        folder has files of these names that no report wrote.
     """
     several = [results] if isinstance(results, Results | str | Path) else list(results)
     panels = read_panels(several, description)
-    if not any(len(panel.results) for panel in panels):
-        raise ValueError("no results to report; run the sweep first")
+    if not panels or not all(len(panel.results) for panel in panels):
+        raise ValueError("no results to report, or of one of several sweeps; run it first")
     if description is not None and description.baseline:
         for panel in panels:
             panel.results.variant(description.baseline)  # raises

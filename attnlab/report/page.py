@@ -256,5 +256,5 @@ def p_equation(p: float) -> str:
 
 def _markdown(text: str) -> str:
     """Text for one line of Markdown: what would be markup is escaped."""
-    line = " ".join(str(text).split())
-    return re.sub(r"([\\`*_|<>\[\]~])", r"\\\1", re.sub(r"^([#+-]|\d+[.)])(?=\s)", r"\\\1", line))
+    line = re.sub(r"([\\`*_|<>\[\]~])", r"\\\1", " ".join(str(text).split()))
+    return re.sub(r"^(\d*)([#+.)-]+)(?=\s)", r"\1\\\2", line)  # a heading, a list

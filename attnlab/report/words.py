@@ -189,7 +189,7 @@ def expectations(panel: Panel) -> list[Paragraph]:
 def _judge(panel: Panel, expected: Expectation) -> tuple[str, str]:
     """Was it found, and in which words?"""
     values, others = (
-        np.array(panel.numbers(variant, expected.number) if variant else [], np.float64)
+        np.array([] if variant is None else panel.numbers(variant, expected.number), np.float64)
         for variant in (panel.find(expected.tags), panel.find(expected.over or expected.tags))
     )
     if not len(values) or not len(others):

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas
 
+from attnlab.atomic import write_atomic
 from attnlab.nested import JSON
 from attnlab.report.page import table as markdown_table
 from attnlab.sharing import PyTree
@@ -203,8 +204,9 @@ class Records:
         self._path = folder / RECORDS if folder else None
         self.lines: list[JSON] = []
         if self._path and self._path.exists():
-            whole, newline, _ = self._path.read_text().rpartition("\n")  # killed while it wrote
-            self._path.write_text(whole + newline)
+            whole, newline, rest = self._path.read_text().rpartition("\n")
+            if rest:  # killed while it wrote
+                write_atomic(self._path, (whole + newline).encode())
             self.lines = [json.loads(line) for line in whole.splitlines()]
         if not self.lines:
             self.append({"about": about})

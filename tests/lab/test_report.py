@@ -213,6 +213,13 @@ def test_scores_of_several_texts_stand_beside_baselines_of_the_same_texts():
 def test_metrics_that_the_first_run_lacks_are_columns():
     runs = [made({"a": 1}, 0, None), made({"a": 1}, 1, 2.0, more={"other": 1.5})]
     assert scores_table(panel(runs)).frame["held-out other"][0] == 1.5
+    names = ("bits_per_byte", "other")  # of one unit
+    bits = [lab.result.MetricInfo(name=n, unit="bits", digits=i) for i, n in enumerate(names, 1)]
+    task = lab.TaskInfo(metrics=tuple(bits))
+    table = scores_table(panel([dataclasses.replace(runs[1], task=task)]))
+    columns = ["held-out bits", "held-out bits (other)"]
+    assert table.frame.iloc[0][columns].tolist() == [2.0, 1.5]
+    assert [table.digits[column] for column in columns] == [1, 2]
 
 
 def test_variants_are_tags_and_the_fields_that_tell_equal_tags_apart():
@@ -376,6 +383,11 @@ def test_expected_results_count_every_seed():
     assert leads(value=4.0) == ["As expected:", ""]
     assert leads(tags={"v": "b"}) == ["No result:", ""]
     assert leads(over={"v": "a"}, relation="exactly", value=1.0) == ["As expected:", ""]
+    with pytest.raises(ValueError, match="in braces write mean, min, max; ratio needs `over`"):
+        dataclasses.replace(expected, text="{ratio}")
+    alone = Expectation(tags={}, relation="exactly", value=2.0, text="{mean}")
+    [found] = expectations(panel([made({}, 0, 2.0)], expectations=(alone,)))
+    assert found.lead == "As expected:"
 
 
 def rates(tuning, judged=()):
@@ -527,7 +539,7 @@ def test_the_description_and_the_command_come_from_the_workdir(tmp_path):
     workdir = store(noisy(TWO, [0, 1]), tmp_path / "w")
     about = Description(
         question="Which?", pairs=(({"layout": "wide"}, {"layout": "standard"}),),
-        planned_seeds=(0, 1), notes=("A note.",),
+        planned_seeds=(0, 1), notes=("A note.", "1. A number.", "## A mark."),
         expectations=(Expectation(tags={"a": 1}, relation="exactly", value=1.0, text="{mean}"),),
     )  # fmt: skip
     about.write(workdir)
@@ -538,7 +550,8 @@ def test_the_description_and_the_command_come_from_the_workdir(tmp_path):
     [facts] = page.blocks(Facts)
     assert dict(facts.items)["Command"] == "python -m experiments.sweep --seeds=0,1"
     assert dict(facts.items)["Seeds"] == "0; 1"
-    assert "A note." in to_markdown(page)
+    for note in ("A note.", r"1\. A number.", r"\## A mark."):
+        assert f"\n{note}\n" in to_markdown(page)
     assert Description.from_json('{"version": 2}') == Description()
 
 
@@ -556,6 +569,7 @@ def test_what_cannot_be_reported(tmp_path):
         (results, other, {}, "results.csv.* no report wrote"),
         (results, page, {"layout": "narrow"}, "narrow.* names 0 variants"),
         (lab.Results([]), page, {}, "no results"),
+        ([workdir, lab.Results([])], page, {}, "no results"),
         (tmp_path / "nowhere", page, {}, "holds no sweep"),
         ([workdir, tmp_path / "w" / ".." / "w"], page, {}, "twice"),
     ):
