@@ -21,7 +21,7 @@ from attnlab.load import LoadedModel, ModelInput, open_run
 from attnlab.models import Sampling
 from attnlab.report.page import Block, Figure, Figures, Paragraph, Section, Table, Text, draw
 from attnlab.report.panel import Panel
-from attnlab.report.style import FONT_SIZE, FOREGROUND, GRID, SIZE, new_figure
+from attnlab.report.style import FONT_SIZE, FOREGROUND, GRID, SIZE, literal, new_figure
 from attnlab.sharing import Params
 from attnlab.training.objectives.objective import Inputs
 
@@ -258,10 +258,10 @@ def attention_map(heads: Heads) -> "Drawing":
 
 
 def _shortened(pieces: Sequence[str]) -> list[str]:
-    """With spaces that can be seen, and dollars that start no formula."""
+    """With spaces that can be seen."""
     seen = [piece.replace(" ", "·") for piece in pieces[:WORDS]]
     short = [t if len(t) <= LETTERS else f"{t[: LETTERS - 1]}…" for t in seen]
-    return [t.replace("$", r"\$") for t in short]
+    return [literal(t) for t in short]
 
 
 def _evenly_spaced(count: int, most: int) -> list[int]:

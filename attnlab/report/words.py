@@ -108,6 +108,8 @@ def _answer(panel: Panel, row: Any) -> tuple[str, str]:
     if row.least < 0 < row.most:
         ends = f"{number(row.least, digits)} and {number(row.most, digits)}"
         lead += f" The sign depends on {row.over}: the single differences are between {ends}."
+    if not row.pairs:
+        return lead, "There is no seed with scores of both."
     interval = f"95 % interval {number(row.low, digits)} to {number(row.high, digits)}"
     if row.pairs == 1:
         interval = "one pair of runs, no interval"

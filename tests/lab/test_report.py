@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import io
 import itertools
-import os
 import re
 import shutil
 
@@ -110,6 +109,8 @@ def test_the_answer_has_the_numbers_of_its_row():
     [answer], [row] = answers(one), one.comparisons.to_dict("records")
     found = [float(x.replace("−", "-")) for x in re.findall(r"[−\d]+\.\d{3}", answer.text)][:3]
     np.testing.assert_allclose(found, [row[n] for n in ("difference", "low", "high")], atol=6e-4)
+    apart = [made({"v": v}, v, 2.0) for v in (0, 1)]
+    assert "no seed with scores of both" in texts(answers(panel(apart)))
     wide = noisy({**TWO, (("layout", "narrow"),): 2.7}, [0, 1, 2], spread=1.0)
     assert {a.lead.split(":")[0] for a in answers(panel(wide))} == {"Inconclusive"}
     means = {(("v", f"v{i}"),): 2.0 + 0.2 * (i > 3) - 0.2 * (i == 1) for i in range(8)}
@@ -351,7 +352,6 @@ def test_curves_have_all_points_of_all_seeds(tmp_path):
         assert list(curve) == [10, 20, 30, 40]
         assert curve[40] == pytest.approx(run.scores.heldout["bits_per_byte"] + 0.01)
     path.write_text(path.read_text() + '{"step": 50, "eval/bits_per_byte": [1.0]}\n')
-    os.utime(path, (0, 0))
     assert one.curve(results[0], "eval/bits_per_byte")[50] == 1.0  # a run that goes on
     [figure] = curves_figures(one)
     assert "16 held-out rows" in figure.caption
@@ -471,10 +471,13 @@ def test_every_figure_and_table_is_a_file(tmp_path):
 
 
 def test_names_are_shown_as_they_are(tmp_path):
-    """Labels with markup, in HTML and in Markdown."""
-    names = ("<b>&amp;", "a|b *c*")
+    """Labels with markup, in HTML, in Markdown and in figures."""
+    names = ("<b>&amp;", "a|b *c*", "_a", r"$\d$")
     runs = noisy({(("name", name),): 2.0 + i for i, name in enumerate(names)}, [0, 1])
-    path = lab.report(lab.Results(runs), tmp_path / "report.html")
+    path = lab.report(with_curves(runs, tmp_path / "w"), tmp_path / "report.html")
+    for figure in ("curves", "differences"):
+        drawn = (tmp_path / "figures" / f"{figure}.svg").read_text()
+        assert all(f">{name}</text>" in drawn for name in names[2:])
     assert "&lt;b&gt;&amp;amp;" in path.read_text()
     assert "<b>" not in path.read_text()
     assert r"a\|b \*c\*" in path.with_suffix(".md").read_text()
