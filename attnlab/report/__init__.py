@@ -70,8 +70,8 @@ def report(
       path: of the HTML page.
       description: question, baseline, pairs to compare, margin, expected results; None: that in the
         workdir, if there is one. Without a baseline the others are compared with the first variant.
-      heads: also attention maps, statistics of heads and a text that each model writes, from the
-        checkpoints: a minute or so of computing.
+      heads: also attention maps, statistics of heads and a text that the model writes, of the best
+        8 variants, from the checkpoints: a minute or so of computing.
 
     Returns:
       The path.

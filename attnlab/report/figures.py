@@ -130,8 +130,8 @@ def curves_figures(panel: Panel, name: str = "curves") -> list[Figure]:
         title = f"Text {number} of {len(texts)}: mean" if len(texts) > 1 else "Mean"
         caption = (
             f"{title} over seeds; band: lowest to highest. Every point, the last one too, is of "
-            f"the same {windows:,} {part} rows; tables have the score on all. The first quarter "
-            "may begin outside of the figure."
+            f"the same rows: at most {windows:,} {part} rows. Scores in tables are of more, where "
+            "there are more. The first quarter may begin outside of the figure."
         )
         figure = learning_curves(curves, f"{part} {panel.metric.unit}")
         end = f"-{number}" if len(texts) > 1 else ""

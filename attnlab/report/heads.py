@@ -1,5 +1,5 @@
-"""What heads attend to, and what language models write: one run of each variant, from its newest
-checkpoint."""
+"""What heads attend to, and what language models write: one run of each of the best variants, from
+its newest checkpoint."""
 
 import dataclasses
 import itertools
@@ -36,6 +36,7 @@ LONGEST = 512
 MOST = 3, 3
 """Layers and heads of a map; more would be too small to see on a phone."""
 MOST_VARIANTS = 8
+"""The best ones, which are shown."""
 MOST_HEADS = 48
 """Of a table; of more heads it has the means of each layer."""
 WORDS, LETTERS = 14, 9
@@ -93,7 +94,8 @@ class Heads:
 
 
 def heads_sections(panel: Panel, end: str = "") -> list[Section]:
-    """Maps, statistics and samples of one run of each variant; `end` ends the names of figures.
+    """Maps, statistics and samples of one run of each of the best `MOST_VARIANTS` variants; `end`
+    ends the names of figures.
 
     A variant whose runs left no checkpoint, or have no maps, has none here.
     """

@@ -280,7 +280,8 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
         f"{train.optimizer.name}, {train.schedule.name.replace('_', ' ')} schedule, "
         f"{train.schedule.warmup(train.steps):,} steps of warm-up",
     )
-    yield "Scored", f"{train.evaluation.windows or 'all'} held-out rows"
+    windows = train.evaluation.windows
+    yield "Scored", f"at most {windows:,} held-out rows" if windows else "all held-out rows"
     yield "Seeds", str(run.spec.seed)
     sizes = f"{model.num_layers} layers, width {model.width:,}, {model.heads.num_heads} heads"
     yield "Model", f"{model.kind}, {sizes}, vocabulary {model.vocab_size:,}"
