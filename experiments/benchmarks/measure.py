@@ -118,6 +118,20 @@ def compile_program(
     }
 
 
+def entry_with_state(step: Callable, state: PyTree, *given: PyTree) -> Entry:
+    """`step` (state, *given) -> (state, result), compiled, with its state given back to it."""
+    # A copy, because the compiled step overwrites what it is given.
+    state, given = jax.tree.map(jnp.array, state), jax.tree.map(jnp.asarray, given)
+    program, numbers = compile_program(step, state, *given, donate=0)
+
+    def run() -> PyTree:
+        nonlocal state
+        state, result = jax.block_until_ready(program(state, *given))
+        return result
+
+    return Entry("", run, numbers=numbers)
+
+
 # ---------------------------------------------------------------- times
 
 
