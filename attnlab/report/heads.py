@@ -43,6 +43,8 @@ WORDS, LETTERS = 14, 9
 """Tokens of the row that are drawn, and letters of such a token."""
 PROMPT, LENGTH, TEMPERATURE = 32, 160, 0.8
 """Of a sample: tokens of the beginning, tokens that are written, temperature."""
+MARKS = {i: f"\\x{i:02x}" for i in (*range(32), 127)} | str.maketrans(" \n\t", "·↵⇥")
+"""What is drawn of characters that cannot be seen, most of which an SVG file must not have."""
 SMALL_FONT = 9
 TOKEN_HEIGHT = 0.135
 """Inches of a token label in the small font."""
@@ -260,8 +262,8 @@ def attention_map(heads: Heads) -> "Drawing":
 
 
 def _shortened(pieces: Sequence[str]) -> list[str]:
-    """With spaces that can be seen."""
-    seen = [piece.replace(" ", "·") for piece in pieces[:WORDS]]
+    """With spaces and ends of lines that can be seen."""
+    seen = [piece.translate(MARKS) for piece in pieces[:WORDS]]
     short = [t if len(t) <= LETTERS else f"{t[: LETTERS - 1]}…" for t in seen]
     return [literal(t) for t in short]
 

@@ -611,11 +611,11 @@ def test_maps_and_tables_of_heads_show_their_numbers():
     probs = np.tril(np.random.default_rng(0).uniform(size=(2, 2, 3, 3)))
     values = np.array([[0.5, np.nan], [1.0, 3.0]])
     names = ["layer 0, group 0", "layer 1, group 0"]
-    pieces = {"tokens": ["$a", "b", "c"], "source": ["x", "y", "z"]}
+    pieces = {"tokens": ["$a", "b", "c"], "source": ["x y", "\n", "\x0c"]}
     seen = Heads(probs, names, pieces, {"first_token": values}, {"first_token": values / 3})
     axes = attention_map(seen).axes
     np.testing.assert_array_equal(axes[2].images[0].get_array(), probs[1, 0])
-    assert [t.get_text() for t in axes[2].get_xticklabels()] == ["x", "y", "z"]
+    assert [t.get_text() for t in axes[2].get_xticklabels()] == ["x·y", "↵", r"\x0c"]
     assert [axes[i].get_title() for i in range(2)] == ["head 0", "head 1"]
     table = statistics_table("a", seen, "heads").frame.set_index("head")["% on first token"]
     assert table.to_list()[:3] == pytest.approx([150, 50, 50])
