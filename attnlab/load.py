@@ -575,9 +575,10 @@ def _lengths(example: Example) -> dict[str, int]:
     """Text -> its length; what follows is padding."""
     inputs = example.inputs
     real = {name: np.ones(np.shape(inputs[name])[1], bool) for name in TEXTS if name in inputs}
-    for text, mask in (("tokens", "padding_mask"), ("source", "source_padding_mask")):
+    masks = {"padding_mask": "tokens", "segments": "tokens", "source_padding_mask": "source"}
+    for mask, text in masks.items():
         if mask in inputs:
-            real[text] = np.asarray(inputs[mask])[0]
+            real[text] = np.asarray(inputs[mask])[0] > 0
     if "source" in inputs:
         real["tokens"] = np.asarray(example.weights[0] > 0)
     return {n: int(np.flatnonzero(a)[-1]) + 1 for n, a in real.items() if np.any(a)}

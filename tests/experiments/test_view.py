@@ -130,6 +130,12 @@ def test_without_a_text_a_run_shows_what_it_is_scored_on(run):
     assert abs(loss + (picked.sum() + last) / 20 / math.log(2)) < 1e-4
 
 
+def test_padding_behind_packed_texts_is_not_shown():
+    inputs = {"tokens": np.ones((1, 5), int), "segments": np.array([[1, 1, 2, 0, 0]])}
+    example = training.objectives.Example(inputs, inputs["tokens"], np.ones((1, 5)))
+    assert load._lengths(example) == {"tokens": 3}
+
+
 def test_a_fresh_start_is_that_of_the_seed(run):
     opened = load.open_run(run[0], seed=9)
     inputs = {"tokens": np.zeros((1, 5), np.int32)}
