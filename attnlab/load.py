@@ -49,8 +49,8 @@ TEXTS = ("source", "tokens")
 NEW_TOKENS = 20
 """Tokens that `LoadedModel.describe_text` writes."""
 MAY_DIFFER = (
-    "sharing", "encoder.shares_decoder", "delta_rank", "compute", "attention.order",
-    "attention.implementation", "init", "dropout", "metadata",
+    "sharing", "encoder.sharing", "encoder.shares_decoder", "delta_rank", "compute",
+    "attention.order", "attention.implementation", "init", "dropout", "metadata",
 )  # fmt: skip
 """What a run may choose: how parameters are shared, computed with and dropped."""
 
@@ -459,6 +459,8 @@ def _record(where: str | Path, seed: int | None = None) -> tuple[Path, JSON]:
             f"{where} is a sweep of several models; give the folder of one run: "
             f"{', '.join(map(str, folders))}"
         )
+    if not (folders[0] / SPEC).is_file():
+        raise ValueError(f"{folders[0]} has not begun; let it run until its first checkpoint")
     record: JSON = _read(folders[0] / SPEC)
     import_those(record["config"].get(IMPORTS, ()))
     return folders[0], record

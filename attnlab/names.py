@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-REFERENCE = re.compile(r"[\w./ ~-]+:[A-Za-z_][\w.]*")
+REFERENCE = re.compile(r".+:[A-Za-z_][\w.]*")
 IMPORTING: list[str] = []
 """Files that are being imported."""
 

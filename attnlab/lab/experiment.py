@@ -179,10 +179,12 @@ class Experiment:
         """The experiment that `to_dict` described, not checked against its data.
 
         Raises:
-          ValueError: an unknown data source or task, or a field that is not known.
+          ValueError: an unknown data source or task, a field that is not known, or one that is
+            missing.
         """
         import_those(fields.get(IMPORTS, ()))
-        more: JSON = {name: fields[name] for name in ("task", *OPTIONS) if name in fields}
+        parts = ("model", "train", "data", IMPORTS)
+        more: JSON = {name: value for name, value in fields.items() if name not in parts}
         try:
             return cls(
                 model=flags.from_json(json.dumps(fields["model"])),
@@ -191,7 +193,7 @@ class Experiment:
                 checks_data=False,
                 **more,
             )
-        except TypeError as error:
+        except (KeyError, TypeError) as error:
             raise ValueError(f"not an experiment of this version of attnlab: {error}") from None
 
     @classmethod

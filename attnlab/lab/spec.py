@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from attnlab.fields import check_field
 from attnlab.lab.experiment import Experiment
 from attnlab.load import IMPORTS
@@ -26,7 +28,9 @@ POSITIONS = "model.positions.kind"
 
 
 def as_tag(value: object) -> Tag:
-    """A value as a tag: an object without a text of its own gets its name in its module."""
+    """A value as a tag: a number of NumPy becomes one of Python, an object without a text of its
+    own gets its name in its module."""
+    value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, Tag):
         return value
     if isinstance(value, Objective) or (callable(value) and not dataclasses.is_dataclass(value)):
@@ -64,6 +68,7 @@ class RunSpec:
                 f"id {self.id!r} names a folder: letters, digits and . _ = + - only, at most 151"
             )
         object.__setattr__(self, "seed", check_field("seed", self.seed, int, least=0, below=2**32))
+        object.__setattr__(self, "tags", {name: as_tag(value) for name, value in self.tags.items()})
 
     @property
     def title(self) -> str:

@@ -249,6 +249,7 @@ def test_tables_have_the_scores_and_the_baselines():
     results = lab.Results(runs)
     found = results.table().iloc[0][["mean", "sd", "seeds", "diverged"]].tolist()
     assert found == pytest.approx(expected)
+    assert results.table()["seconds"].tolist() == [2.5, 2.5]  # of those that did not diverge
     assert f"{np.mean(wide):.3f}" in results._repr_html_()
     alone = make_page([panel(runs[:1])])
     assert alone.blocks(Figures) == []

@@ -56,6 +56,9 @@ def test_a_model_is_loaded_from_a_run_or_from_a_sweep_of_one(first, base, tmp_pa
     assert load.seeds_of(tmp_path) == [3, 5]
     with pytest.raises(ValueError, match="has no seed 4, only 3, 5"):
         attnlab.load_run(tmp_path, 4)
+    add_specs(specs, tmp_path / "planned")
+    with pytest.raises(ValueError, match="seed3 has not begun"):
+        attnlab.load_run(tmp_path / "planned")
     add_specs(lab.product(base, layout=["standard", "wide"], seeds=[0]), tmp_path / "two")
     with pytest.raises(ValueError, match="several models; give the folder of one run"):
         attnlab.load_run(tmp_path / "two")
