@@ -557,7 +557,7 @@ def with_plan_of(
     ours, theirs = ({n: s.plan for n, s in c.layer_stacks.items()} for c in (model, changed))
     has_delta = any("delta" in plan for plan in ours.values())
     if ours != theirs or (has_delta and rank != changed.delta_rank):
-        changes.append(f"plan {plan_name(changed.sharing)} -> {plan_name(model.sharing)}")
+        changes.append(f"plan {_plans(changed)} -> {_plans(model)}")
         plans: dict[str, Any] = {"sharing": model.sharing, "layer_types": model.layer_types}
         if changed.encoder is not None and model.encoder is not None:
             own = model.encoder.sharing
@@ -568,9 +568,15 @@ def with_plan_of(
         changed, new = transforms.tie_encoder(changed, new)
         changes.append("encoder and decoder become one")
     if not changes:
-        return new, f"its plan, {plan_name(config.sharing)}, is kept"
+        return new, f"its plan, {_plans(config)}, is kept"
     difference = transforms.output_difference((config, params), (changed, new), tokens)
     return new, f"{', '.join(changes)}: outputs differ by {difference:.3g} of the largest"
+
+
+def _plans(config: ModelConfig) -> str:
+    """The name of its sharing plan, and that of an encoder which has its own."""
+    own = config.encoder and config.encoder.sharing
+    return plan_name(config.sharing) + (f", encoder {plan_name(own)}" if own else "")
 
 
 def _lengths(example: Example) -> dict[str, int]:

@@ -175,8 +175,9 @@ def set_model(config: ConfigDict, model: ModelConfig) -> None:
 
 
 def set_values(config: ConfigDict, values: Values) -> None:
-    """Sets fields by their paths. A layout, position scheme or dataset brings its own fields."""
-    if source := values.get(SOURCE):
+    """Sets fields by their paths. Another layout, position scheme or dataset brings its own
+    fields."""
+    if (source := values.get(SOURCE)) and source != config.data.source:
         made = lookup(DATASETS, str(source), what="data source")()
         config.data = ConfigDict({"source": source, **fields(made)})
     for path in (LAYOUT, POSITIONS):

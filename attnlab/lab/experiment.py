@@ -88,6 +88,7 @@ class Experiment:
     def __post_init__(self, checks_data: bool) -> None:
         check_field("model", self.model, ModelConfig)
         check_field("train", self.train, TrainConfig)
+        check_field("data", self.data, DataConfig)
         check_field("start", self.start, str)
         check_field("callbacks", self.callbacks, tuple[object, ...])
         self._use_names()

@@ -275,6 +275,7 @@ def test_other_layouts_have_the_biases_of_the_base(biases, expected):
         (lambda b: lab.product(b, train__steps=[3, 3]), "two runs"),
         (lambda b: specs_of(b, [lab.Variant({}, n) for n in ("a b", "a  b")], [0]), "a_b-seed0"),
         (lambda b: lab.Experiment(model={"width": 8}), "ModelConfig"),
+        (lambda b: lab.Experiment(data="text"), "data must be of type DataConfig"),
         (lambda b: lab.Experiment.from_dict(b.to_dict() | {"strat": ""}), "strat"),
         (lambda b: lab.Experiment.from_json("{}"), "'model'"),
         (lambda b: lab.sweep([b], "nowhere"), "RunSpecs"),
