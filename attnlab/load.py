@@ -22,7 +22,6 @@ from attnlab.data.tokenizer import FILE, Tokenizer, load_tokenizer, make_tokeniz
 from attnlab.models import ModelConfig, Sampling, from_json, stream, to_json
 from attnlab.models.config import FlaxModel
 from attnlab.models.embed import check_range
-from attnlab.models.stack import captured_per_layer
 from attnlab.names import import_those, lookup
 from attnlab.names import load as load_object
 from attnlab.nested import JSON, differences
@@ -46,8 +45,6 @@ ROWS = 8
 """Held-out rows of `LoadedModel.heldout`."""
 TEXTS = ("source", "tokens")
 """The inputs of a model that are tokens."""
-NEW_TOKENS = 20
-"""Tokens that `LoadedModel.describe_text` writes."""
 MAY_DIFFER = (
     "sharing", "encoder.sharing", "encoder.shares_decoder", "delta_rank", "compute",
     "attention.order", "attention.implementation", "init", "dropout", "metadata",
@@ -320,41 +317,6 @@ class LoadedModel:
         whole = self.decode(row)
         yield whole[len(written) :] if whole.startswith(written) else f"\n{whole}"
 
-    def describe_text(self, text: str) -> str:
-        """What the model does with a text, for people: its tokens, the token that each head attends
-        to most, and what follows; of an encoder the likeliest token at each position.
-
-        Where a head has several softmax distributions (layout `differential`), each is a row, and
-        its number is that of the distribution: [key head, first or second, query head].
-
-        Raises:
-          ValueError: there is no tokenizer, or the text has no token or too many.
-        """
-        config, both = self.config, self.config.encoder is not None
-        texts = ("", text) if both else (text, "")
-        read = self.read(*texts)
-        of_text, probs_of = ("source", "encoder.probs") if both else ("tokens", "probs")
-        ids, names = np.asarray(read.inputs[of_text])[0], list(map(repr, read.written[of_text]))
-        rows = [f"{i:<6} {t:<7} {n}" for i, (t, n) in enumerate(zip(ids, names, strict=True))]
-        call = functools.partial(config.build().apply, capture=(probs_of,))
-        seen = jax.jit(call)({"params": self.params}, **read.inputs)
-        per_layer = captured_per_layer(seen.captured, probs_of, config.layer_names)
-        most = [
-            f"{layer:<5} {head:<5} {names[int(p.argmax())]} {p.max():.2f}"
-            for layer, probs in enumerate(per_layer)
-            for head, p in enumerate(np.asarray(probs[0]).mean(axis=1))
-        ]
-        lines = ["token  id      text", *rows, "", "layer head  what it attends to most", *most, ""]
-        space = config.max_len - np.shape(read.inputs["tokens"])[1]
-        if config.kind == "encoder" and seen.logits is not None:
-            best = [repr(self.decode([t])) for t in np.argmax(seen.logits[0], axis=-1).tolist()]
-            lines.append("predictions in their place: " + " ".join(best))
-        elif seen.logits is not None and space:
-            whole = "".join(self.write(texts[0], min(NEW_TOKENS, space), source=texts[1]))
-            begin = "" if both else self.decode(ids.tolist())
-            lines.append(f"continuation: {whole.removeprefix(begin)!r}")
-        return "\n".join(lines)
-
 
 def named_init(name: str, config: ModelConfig) -> InitParams | None:
     """(key, inputs) -> new parameters, by the function (key, model, inputs) that `name` refers to;
@@ -363,11 +325,6 @@ def named_init(name: str, config: ModelConfig) -> InitParams | None:
         return None
     make = load_object(name)
     return lambda key, inputs: make(key, config, inputs)
-
-
-def open_model(where: str | Path, seed: int | None = None) -> LoadedModel:
-    """A run, a folder with config.json, or a model of the hub by its name ("org/name")."""
-    return open_run(where, seed) if is_run(where) else open_folder(where)
 
 
 def open_folder(name: str | Path) -> LoadedModel:
@@ -413,7 +370,7 @@ def load_run(folder: str | Path, seed: int | None = None) -> tuple[FlaxModel, di
 
 
 def load_config(where: str | Path) -> ModelConfig:
-    """The config of the model that `open_model` opens; reads no parameters."""
+    """The config of a run, a folder or a model of the hub; reads no parameters."""
     if not is_run(where):
         from attnlab import pretrained
 
@@ -531,7 +488,8 @@ def load_start(folder: str, seed: int) -> LoadedModel:
     Raises:
       ValueError: there are no parameters, or the run has no such seed.
     """
-    return open_model(folder.replace("{seed}", str(seed)), seed)
+    where = folder.replace("{seed}", str(seed))
+    return open_run(where, seed) if is_run(where) else open_folder(where)
 
 
 def with_plan_of(
