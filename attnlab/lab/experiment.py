@@ -31,9 +31,6 @@ from attnlab.training.objectives.objective import Inputs
 from attnlab.training.optimizers import OPTIMIZERS, frozen_mask
 from attnlab.training.step import InitParams
 
-OPTIONS = ("start", "init", "callbacks", "matched")
-"""Fields of an experiment that are JSON as they are."""
-
 
 @runtime_checkable
 class Init(Protocol):
@@ -158,7 +155,7 @@ class Experiment:
             "model": json.loads(flags.to_json(self.model)),
             "train": self.train.to_dict(),
             "data": {"source": source, **dataclasses.asdict(self.data)},  # type: ignore[call-overload]
-            **{name: getattr(self, name) for name in OPTIONS},
+            **{name: getattr(self, name) for name in ("start", "init", "callbacks", "matched")},
         }
         return found | ({IMPORTS: imports} if (imports := self._imports()) else {})
 

@@ -14,6 +14,7 @@ from attnlab.lab.result import MetricInfo, ModelSizes, RunResult, Scores, metric
 from attnlab.lab.spec import RunSpec, Tag, as_tag
 from attnlab.lab.stats import Comparison, SeedScores, VariantKey, average_effects, compare_pairs
 from attnlab.lab.text_table import counted
+from attnlab.load import IMPORTS
 from attnlab.nested import differing, field_path, flatten
 
 if TYPE_CHECKING:
@@ -301,9 +302,11 @@ def data_of(run: RunResult) -> str:
 
 
 def config_fields(run: RunResult) -> dict[str, Tag]:
-    """Path -> value of the config of a run without its data and seeds."""
+    """Path -> value of the config of a run without its data and seeds, and without the places of
+    modules, which may move."""
     fields = run.spec.config.to_dict()
     del fields["data"], fields["train"]["seeds"]
+    fields.pop(IMPORTS, None)
     return {field_path(path): as_tag(value) for path, value in flatten(fields).items()}
 
 

@@ -29,13 +29,20 @@ POSITIONS = "model.positions.kind"
 
 def as_tag(value: object) -> Tag:
     """A value as a tag: a number of NumPy becomes one of Python, an object without a text of its
-    own gets its name in its module."""
+    own, also in a tuple, gets its name in its module."""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, Tag):
         return value
-    if isinstance(value, Objective) or (callable(value) and not dataclasses.is_dataclass(value)):
+    if _has_name(value):
         return reference(value).rpartition(":")[2]
+    if isinstance(value, tuple) and any(map(_has_name, value)):  # callbacks
+        value = tuple(as_tag(one) if _has_name(one) else one for one in value)
     return str(value)
+
+
+def _has_name(value: object) -> bool:
+    is_function = callable(value) and not dataclasses.is_dataclass(value)
+    return is_function or isinstance(value, Objective)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,6 +83,8 @@ def test_an_experiment_of_own_objects_survives_json(nine_letters):
     assert again.data.own == 3
     assert type(again.model.heads) is OwnLayout
     assert load(one.init) is own_init
+    [spec] = lab.product(one, callbacks=[(own_callback,)], seeds=[0])
+    assert spec.tags == {"callbacks": "('own_callback',)"}  # the same in every process
     named = lab.Experiment(task=OBJECTIVES["causal_lm"]).to_dict()
     assert (named["task"], named["data"]["source"]) == ("causal_lm", "text")
     assert "imports" not in named
