@@ -187,13 +187,6 @@ class LoadedModel:
             return self.tokenizer.piece(token)
         return self.dataset.decode([token]) if self.data else str(token)
 
-    @property
-    def description(self) -> str:
-        """Where the parameters come from."""
-        if not self.record:
-            return self.name
-        return f"seed {self.seed} of {self.name} after {self.steps:,} steps"
-
     @functools.cached_property
     def digest(self) -> str:
         """sha256 of all parameters and their names."""

@@ -186,9 +186,12 @@ def _initial(
     rows = jax.tree.map(jnp.asarray, dataset.heldout(1))
     tokens = np.asarray(objective.prepare(rows, jax.random.key(0)).inputs["tokens"])
     params, change = with_plan_of(start.config, start.params, experiment.model, tokens)
-    other = start.record and start.record["source"]["sha256"] != dataset.digest
+    if not start.record:
+        return params, f"{start.name}; {change}"
+    other = start.record["source"]["sha256"] != dataset.digest
     more = "; it was trained on other data" if other else ""
-    return params, f"{start.description}; {change}{more}"
+    run = f"seed {start.seed} of {start.name} after {start.steps:,} steps"
+    return params, f"{run}; {change}{more}"
 
 
 def _result(
