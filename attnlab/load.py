@@ -147,10 +147,19 @@ class LoadedModel:
         return list(np.ravel(value).tolist())
 
     def initial(self, inputs: Inputs) -> Params:
-        """The parameters at step 0; of a published model others drawn alike."""
+        """The parameters at step 0; of a published model others drawn alike.
+
+        Raises:
+          ValueError: the run started from others than those that are there now.
+        """
         begun = self.record["config"] if self.record else {"start": "", "init": ""}
         if begun["start"]:
             start = load_start(begun["start"], self.seed)
+            if start.digest != self.record["start"]["digest"]:
+                raise ValueError(
+                    f"{start.name} has other parameters now than those that {self.name} started "
+                    "from; restore them"
+                )
             tokens = np.asarray(inputs["tokens"])
             return with_plan_of(start.config, start.params, self.config, tokens)[0]
         if make := named_init(begun["init"], self.config):

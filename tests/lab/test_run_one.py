@@ -119,6 +119,8 @@ def test_other_parameters_in_the_place_where_it_began_are_refused(base, tmp_path
     run(base, tmp_path / "a", train__steps=2, train__optimizer__learning_rate=1e-2)
     with pytest.raises(ValueError, match=r"start\.digest: there"):
         run(base, tmp_path / "b", start=start, train__steps=4)
+    with pytest.raises(ValueError, match="other parameters now"):
+        load.open_run(tmp_path / "b/runs/run").initial({"tokens": np.zeros((1, 4), np.int32)})
 
 
 def test_other_data_and_fields_in_the_same_folder_are_refused(base, tmp_path, capsys):
