@@ -535,8 +535,10 @@ def with_plan_of(
 
 def _plans(config: ModelConfig) -> str:
     """The name of its sharing plan, and that of an encoder which has its own."""
-    own = config.encoder and config.encoder.sharing
-    return plan_name(config.sharing) + (f", encoder {plan_name(own)}" if own else "")
+    name, encoder = plan_name(config.sharing), config.encoder
+    if encoder is None or encoder.sharing is None:
+        return name
+    return f"{name}, encoder {plan_name(encoder.sharing)}"
 
 
 def _lengths(example: Example) -> dict[str, int]:

@@ -146,11 +146,11 @@ class TuneLearningRate:
     """Chooses a learning rate for each variant: the wanted runs are those at the chosen rates.
 
     Each variant is run at rates around its own, then further out until the best one lies between
-    two others; between the best rate and a neighbour that diverged the one half-way is tried. These
+    two others; if the next rate above the best one diverged, the one half-way is tried. These
     runs are a sweep of their own in the folder `tuning` of the workdir, with a seed that no other
     run has and the rate as the tag "learning_rate". The scores are those of the main metric on the
-    validation part, so the held-out part judges nothing here. A variant of which a run failed is
-    left out.
+    validation part, so the held-out part judges nothing here. A variant of which a run failed, or
+    every run diverged, is left out.
 
     Attributes:
       count: rates that each variant begins with, 3 or more.

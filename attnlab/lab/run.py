@@ -273,7 +273,6 @@ def load_data(
       datasets: that of the last run of this process; it is replaced where another is loaded.
     """
     place = _shared_by(experiment, shared)
-    place.mkdir(parents=True, exist_ok=True)
     with waiting(place / "lock"), keep_in(shared / "texts"):
         if (folder / "tokenizer.json").exists():
             return experiment.data.load(experiment.train.length, folder)
