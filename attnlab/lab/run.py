@@ -273,7 +273,7 @@ def load_data(
       datasets: that of the last run of this process; it is replaced where another is loaded.
     """
     place = _shared_by(experiment, shared)
-    with waiting(place / "lock"), keep_in(shared / "texts"):
+    with waiting(place), keep_in(shared / "texts"):
         if (folder / "tokenizer.json").exists():
             return experiment.data.load(experiment.train.length, folder)
         if datasets and place.name in datasets:
@@ -297,7 +297,7 @@ def _shared_by(experiment: Experiment, shared: Path) -> Path:
 def load_baselines(dataset: Dataset, place: Path) -> Baselines:
     """The baselines of the data that are finite, computed once for all runs that share `place`."""
     path = place / f"baselines-{dataset.digest[:16]}.json"
-    with waiting(path.with_suffix(".lock")):
+    with waiting(place):
         if not path.exists():
             write_atomic(path, json.dumps(dataset.baselines()).encode())
     found: Baselines = json.loads(path.read_text())
