@@ -139,7 +139,7 @@ def base() -> ConfigDict:
             "init": "",
             # Called while it trains: names of attnlab.training.CALLBACKS, or "module:function".
             "callbacks": (),
-            # Solve ffn.width for the "parameters" or "flops" of another layout and sharing plan.
+            # Makes "parameters", "flops" or "cache" those of another layout and sharing plan.
             "match": {"budget": "", "layout": "standard", "sharing": "separate"},
         }
     )
