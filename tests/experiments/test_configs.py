@@ -139,6 +139,13 @@ def test_a_config_file_that_cannot_be_called(tmp_path):
     assert files.load(f"{path}:60").config.train.steps == 60
 
 
+def test_a_dataset_that_is_chosen_again_keeps_its_fields():
+    config = byte_lm.get_config("tiny")
+    config.data.path = "mine.txt"
+    files.set_values(config, {files.SOURCE: "text"})
+    assert config.data.path == "mine.txt"
+
+
 def test_a_config_that_is_none():
     for wrong in (byte_lm.get_config("tiny").to_dict(), ConfigDict({"task": "causal_lm"})):
         with pytest.raises(ValueError, match="ConfigDict"):

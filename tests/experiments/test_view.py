@@ -21,6 +21,7 @@ from attnlab.models import Sampling, generate, num_parameters, param_shapes
 from attnlab.training.checkpoint import Checkpoints
 from experiments.config import experiment_of
 from experiments.configs import byte_lm, translation
+from experiments.inspect_model import describe_text
 
 MODEL = dict(
     width=12, num_layers=3, heads=dict(num_heads=2), ffn=dict(width=8), max_len=24,
@@ -189,7 +190,7 @@ def test_a_decoder_of_a_folder_goes_on_where_its_text_stops(tmp_path):
     opened = load.open_folder(path)
     assert opened.read(source="cat").inputs["tokens"].tolist() == [[2]]
     written = "".join(opened.write("", 20, source="the cat"))
-    assert opened.describe_text("the cat").endswith(f"continuation: {written!r}")
+    assert describe_text(opened, "the cat").endswith(f"continuation: {written!r}")
 
 
 def test_tokens_that_neither_data_nor_task_have_are_written_as_numbers(nine_letters, tmp_path):

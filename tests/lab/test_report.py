@@ -223,8 +223,9 @@ def test_metrics_that_the_first_run_lacks_are_columns():
     assert [table.digits[column] for column in columns] == [1, 2]
 
 
-def test_variants_are_tags_and_the_fields_that_tell_equal_tags_apart():
-    """adamw and lion without a tag of their own: never one row. A tag named as a column stays."""
+def test_variants_are_tags_and_the_fields_that_tell_equal_tags_apart(monkeypatch):
+    """adamw and lion without a tag of their own: never one row. A tag named as a column stays. A
+    module that has moved makes no variant."""
     runs = [
         made({"layout": "standard"}, seed, score, values={"train.optimizer.name": name})
         for name, score in (("adamw", 2.7), ("lion", 2.4))
@@ -243,6 +244,8 @@ def test_variants_are_tags_and_the_fields_that_tell_equal_tags_apart():
     again = dataclasses.replace(runs[0], spec=dataclasses.replace(runs[0].spec, id="again"))
     with pytest.raises(ValueError, match="'again'"):  # it would count twice
         lab.Results([*runs, again]).table()
+    monkeypatch.setattr(lab.Experiment, "_imports", lambda self: [f"/{id(self)}/mine.py"])
+    assert len(lab.Results(runs).variants) == 2
 
 
 def test_tables_have_the_scores_and_the_baselines():
@@ -257,6 +260,7 @@ def test_tables_have_the_scores_and_the_baselines():
     results = lab.Results(runs)
     found = results.table().iloc[0][["mean", "sd", "seeds", "diverged"]].tolist()
     assert found == pytest.approx(expected)
+    assert results.table()["seconds"].tolist() == [2.5, 2.5]  # of those that did not diverge
     assert f"{np.mean(wide):.3f}" in results._repr_html_()
     alone = make_page([panel(runs[:1])])
     assert alone.blocks(Figures) == []
