@@ -25,14 +25,7 @@ import types as _types
 import typing as _typing
 
 from attnlab import adapters, heads, models, sharing, transforms
-from attnlab.attention import (
-    BACKENDS,
-    ALiBi,
-    RelativeBias,
-    dot_product_attention,
-    explain,
-    masks,
-)
+from attnlab.attention import BACKENDS, ALiBi, RelativeBias, dot_product_attention, explain, masks
 from attnlab.heads import (
     LAYOUTS,
     Extra,

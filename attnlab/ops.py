@@ -67,10 +67,7 @@ def _narrow_einsum(subscripts: str, dtype: DTypeLike, x: Array, y: Array) -> Arr
 
 @_narrow_einsum.defjvp
 def _derivative(
-    subscripts: str,
-    dtype: DTypeLike,
-    primals: tuple[Array, Array],
-    tangents: tuple[Array, Array],
+    subscripts: str, dtype: DTypeLike, primals: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     (x, y), (dx, dy) = primals, tangents
     tangent = jnp.einsum(subscripts, dx, y) + jnp.einsum(subscripts, x, dy)

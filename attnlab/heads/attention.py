@@ -256,12 +256,7 @@ def decode(
 
 
 def _attend(
-    params: Params,
-    x: Array,
-    layout: Layout,
-    inputs: _Inputs,
-    tap: Tap,
-    options: AttentionOptions,
+    params: Params, x: Array, layout: Layout, inputs: _Inputs, tap: Tap, options: AttentionOptions
 ) -> tuple[Array, HeadAux]:
     """x -> q, k, v -> heads -> output, with the weights as they are."""
     for_q, for_k = _pair(inputs.rotary)

@@ -143,9 +143,7 @@ class Separate(Layout):
             return without(weights, "q", "k", "mixing", "q_bias", "k_bias") | made
 
         bilinear = self.to(
-            Bilinear,
-            scale=self.score_scale,
-            biases=tuple(b for b in self.biases if b != "k"),
+            Bilinear, scale=self.score_scale, biases=tuple(b for b in self.biases if b != "k")
         )
         flops = 2 * self.width * self.num_heads * self.size("key_width") * self.size("head_dim")
         rotary = "rotary positions are applied between W_Q and W_K"

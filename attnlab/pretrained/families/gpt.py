@@ -89,11 +89,7 @@ GPT_NEOX = LLAMA.variant(
     table=decoder_table(
         attention=megatron_heads("attention"),
         ffn=MEGATRON_FFN,
-        outside={
-            "embedding": "embed_in",
-            "final_norm": "final_layer_norm",
-            "lm_head": "embed_out",
-        },
+        outside={"embedding": "embed_in", "final_norm": "final_layer_norm", "lm_head": "embed_out"},
         prefix="gpt_neox.",
         # The causal mask, stored as if it were a bias; rates of the rotary positions.
         unread=(

@@ -77,9 +77,7 @@ QWEN2_MOE = LLAMA.variant(
         constant={"shared_gate": True},
         dense=SPARSE_STEPS,
         windows=LayerTypes(
-            default_types=_qwen_types,
-            more=(llama.MAX_WINDOW_LAYERS,),
-            switch="use_sliding_window",
+            default_types=_qwen_types, more=(llama.MAX_WINDOW_LAYERS,), switch="use_sliding_window"
         ),
     ),
     without="mlp_bias attention_bias",
@@ -143,10 +141,7 @@ OLMOE = LLAMA.variant(
     "olmoe",
     f.CausalHead("Olmoe"),
     llama.NORMED,
-    ExpertFields(
-        routing("num_experts") | NORMALIZE | BALANCE,
-        WIDTH,
-    ),
+    ExpertFields(routing("num_experts") | NORMALIZE | BALANCE, WIDTH),
     f.Words(only={"clip_qkv": None}),
     without="mlp_bias head_dim",
     table=decoder_table(FLAT, GATED_EXPERTS),
