@@ -8,7 +8,6 @@ r"""Tokenizes texts into files that a run reads from disk; they may be larger th
 split), or a folder of these. It may be repeated.
 """
 
-import dataclasses
 import shlex
 from pathlib import Path
 
@@ -38,8 +37,13 @@ def define_flags() -> None:
 def main() -> None:
     """Writes --out and prints what it holds."""
     given = flags.FLAGS
-    names = [field.name for field in dataclasses.fields(PreparePlan)]
-    plan = PreparePlan(**{name: given[name].value for name in names})
+    plan = PreparePlan(
+        tokenizer=given.tokenizer,
+        heldout=given.heldout,
+        end_of_document=given.end_of_document,
+        shard_tokens=given.shard_tokens,
+        column=given.column,
+    )
     index = prepare([Path(path) for path in given.path], Path(given.out), plan, progress=True)
     for name, shards, documents in zip(
         ("training", "held-out"), (index.train, index.heldout), index.documents, strict=True

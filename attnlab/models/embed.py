@@ -153,7 +153,8 @@ def default_positions(
     >>> default_positions(config, jnp.array([[5, 6, 1]])).tolist()
     [[2, 3, 1]]
     """
-    spec, pad_token = config.positions, getattr(config.positions, "pad_token", None)
+    spec = config.positions
+    pad_token: int | None = getattr(spec, "pad_token", None)
     if pad_token is None:
         counts = spec.is_learned or config.attention.position_scale is not None
         if segments is None or (isinstance(spec, Alibi | Relative) and not counts):
