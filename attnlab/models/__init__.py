@@ -1,4 +1,4 @@
-"""Models: config, layers, embeddings, output heads, and the Flax modules that own parameters."""
+"""Models: config, layers, embeddings, LM and classifier heads, and the Flax modules."""
 
 from attnlab.models.budget import Match, match_budget, with_layout
 from attnlab.models.config import EncoderConfig, LayerOverrides, LayerSpec, ModelConfig
