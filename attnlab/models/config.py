@@ -480,7 +480,7 @@ def _refusal(config: ModelConfig, backend: str) -> object:
             dropout_rate=rate,
             dropout_key=jax.random.key(0) if rate else None,
         )
-        reasons.append(report["implementation"][backend])
+        reasons.append(report["implementation"].get(backend))  # heads may have no softmax
     return None if "chosen: requested" in reasons else reasons[-1]
 
 

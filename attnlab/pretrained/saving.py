@@ -233,7 +233,7 @@ def computed_values(config: ModelConfig) -> dict[str, object]:
         values["encoder.num_heads"] = config.encoder_model.heads.num_heads
     dropout = config.dropout
     at = dict.fromkeys(dropout.places, dropout.rate)
-    if "embeddings" in at and dropout.embedding is not None:
+    if dropout.embedding is not None:
         at["embeddings"] = dropout.embedding
     # A place where nothing is dropped does not count.
     values["dropout at each place"] = {place: rate for place, rate in at.items() if rate}
