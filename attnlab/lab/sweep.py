@@ -145,6 +145,8 @@ def sweep(
             if failed:  # so variants are left out which this policy needs
                 raise failed[0] from None
             raise
+        if not wanted:  # nothing is left for the policies behind it
+            break
     if failed and not wanted:
         raise failed[0]
     if not wanted and not waits:  # other processes have all runs that a policy waits for

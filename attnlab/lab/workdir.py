@@ -76,11 +76,12 @@ def hold(folder: Path, patience: float = 0.3) -> Iterator[None]:
     Raises:
       RunInUse: another process, or another `hold` of this one, has it for `patience` seconds.
     """
-    path, until = folder / LOCK, time.monotonic() + patience
+    path, until, pause = folder / LOCK, time.monotonic() + patience, 0.02
     while isinstance(file := _take(path, "a+"), str):
         if time.monotonic() > until:  # else it may be no more than a call of `holder`
             raise RunInUse(folder, file)
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.5)  # who waits for minutes should not keep a shared disk busy
     with file:
         file.truncate(0)
         file.write(json.dumps(_ourselves()) + "\n")

@@ -155,8 +155,8 @@ def test_of_several_texts_scores_are_looked_at_four_times():
     assert len(looks) <= 4
 
 
-def test_policies_add_no_seeds_while_another_process_has_a_run():
-    """Pairs of a variant that tuning left out are no error."""
+def test_policies_add_no_seeds_while_another_process_has_a_run(tmp_path):
+    """Pairs of a variant that tuning left out are no error, nor are all variants."""
     specs = [made({"name": tag}, seed, 0.0).spec for tag in "ab" for seed in range(3)]
     a, b, gone = ({"name": tag} for tag in "abc")
 
@@ -166,6 +166,8 @@ def test_policies_add_no_seeds_while_another_process_has_a_run():
 
     for policy in (lab.DecideComparisons([(gone, a), (b, a)]), lab.AddSeeds(half_width=1e-3)):
         assert policy(specs, run) == specs
+        left_out = [lambda specs, run: [], policy]
+        assert not lab.sweep(specs, tmp_path, policies=left_out, waits=False)
 
 
 def test_a_sweep_keeps_that_seeds_were_added(base, tmp_path):
