@@ -218,9 +218,14 @@ def _mask_spec(
         None if (given := getattr(options, name)) is None else _lengths(name, given, b, size)
         for name, size in (("query_seq_lengths", t), ("key_value_seq_lengths", s))
     )
-    is_causal, window = static_causal(options.is_causal), options.local_window_size
+    is_causal, window = options.is_causal, options.local_window_size
+    if not isinstance(is_causal, bool | np.bool_):
+        raise TypeError(
+            f"is_causal must be True or False, which jit keeps static, not {is_causal!r:.80}; "
+            "or pass a mask"
+        )
     window = None if window is None else window_sides(window)
-    spec = MaskSpec(t, s, mask, is_causal, window, query_lengths, key_lengths, edges)
+    spec = MaskSpec(t, s, mask, bool(is_causal), window, query_lengths, key_lengths, edges)
     if options.segments is None:
         return spec
     pair = segment_pair(options.segments)
@@ -255,16 +260,6 @@ def segment_pair(segments: Any) -> tuple[Any, Any]:
     if len(pair) != 2:
         raise ValueError(f"segments: an array or a pair (queries, keys), not {len(pair)} arrays")
     return pair
-
-
-def static_causal(is_causal: object) -> bool:
-    """`is_causal` as a bool."""
-    if not isinstance(is_causal, bool | np.bool_):
-        raise TypeError(
-            f"is_causal must be True or False, which jit keeps static, not {is_causal!r:.80}; "
-            "or pass a mask"
-        )
-    return bool(is_causal)
 
 
 def window_sides(window: object) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float
 
 from attnlab.attention import AttentionOptions, SoftCap, explaining, masks, trace
 from attnlab.attention.api import EXPLAINED
-from attnlab.attention.call import check_padding_shape, segment_pair, static_causal, window_sides
+from attnlab.attention.call import check_padding_shape, segment_pair, window_sides
 from attnlab.attention.score_mods import check_sequence
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.cost import FACTORED, CallSizes, choose, contraction_orders
@@ -282,10 +282,9 @@ def _attend(
     for extra in layout.extras:
         inner = extra.before_attention(params, inner)
     q, k, v = tap("q", q), tap("k", k), tap("v", v)
-    names = ("num_score_maps", "score_width", "num_key_heads", "num_value_heads", "head_width")
-    sizes = layout.sizes(names)
-    if (*q.shape[2:], k.shape[2], *v.shape[2:]) != sizes:  # its scale and FLOPs are wrong
-        stated = ", ".join(f"{name} is {size}" for name, size in zip(names, sizes, strict=True))
+    sizes = layout.head_sizes
+    if (*q.shape[2:], k.shape[2], *v.shape[2:]) != tuple(sizes.values()):
+        stated = ", ".join(f"{name} is {size}" for name, size in sizes.items())
         raise ValueError(
             f"layout {layout.name!r} computes q {q.shape}, k {k.shape} and v {v.shape}; {stated}: "
             "define them, or kv is of another layout"
@@ -393,9 +392,8 @@ def _with_cache(
     assert inputs.cache is not None
     window = options.local_window_size
     window = None if window is None else window_sides(window)
-    is_causal = static_causal(options.is_causal)
     cache, allowed, fits = extend(
-        inputs.cache, new, inputs.padding_mask, is_causal=is_causal, window=window
+        inputs.cache, new, inputs.padding_mask, is_causal=options.is_causal, window=window
     )
     options = _with_mask(options, allowed)
     options = dataclasses.replace(options, is_causal=False, local_window_size=None)
@@ -546,6 +544,8 @@ def _check_cache(cache: Mapping[str, Array], options: AttentionOptions) -> None:
         raise ValueError(NO_CACHE)
     if options.segments is not None:
         raise ValueError("a cache holds one text a row: leave segments out")
+    if not isinstance(options.is_causal, bool | np.bool_):
+        raise TypeError(f"is_causal must be True or False, not {options.is_causal!r:.80}")
     if others := [mod for mod in options.score_mods if not isinstance(mod, SoftCap)]:
         raise ValueError(
             f"{type(others[0]).__name__} of score_mods reads indices, which are no positions in a "

@@ -341,6 +341,7 @@ class Layout(Named):
                 raise ValueError(f"num_kv_heads {heads} must divide num_heads {self.num_heads}")
             self.check()
             _ = self.shapes, self.multiply_adds, self.input_widths, self.score_scale, self.chain
+            _ = self.head_sizes
 
     def __getstate__(self) -> dict[str, object]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -408,6 +409,12 @@ class Layout(Named):
             return (), step
         steps, blocked = step.layout.chain
         return (step, *steps), blocked
+
+    @functools.cached_property
+    def head_sizes(self) -> dict[str, int]:
+        """What q [B, T, *, *], k [B, S, *, ...] and v [B, S, *, *] have; costs follow from it."""
+        names = ("num_score_maps", "score_width", "num_key_heads", "num_value_heads", "head_width")
+        return {name: self.size(name) for name in names}
 
     @functools.cached_property
     def score_scale(self) -> float:

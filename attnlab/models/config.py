@@ -431,10 +431,7 @@ def check_heads(config: ModelConfig) -> None:
     """Raises ValueError for heads that do not fit the layers, the positions or the backend."""
     layout, attention, rotary = config.layout, config.attention, config.positions.is_rotary
     if {*layout.input_widths} != {config.width}:
-        raise ValueError(
-            f"the heads read widths {layout.input_widths}, the model has {config.width}; leave "
-            "key_width and value_width out"
-        )
+        raise ValueError(f"the model has width {config.width}: leave key_width and value_width out")
     if layout.size("out_width") != config.width:
         raise ValueError(
             f"the heads return width {layout.size('out_width')}, the model has {config.width}; set "

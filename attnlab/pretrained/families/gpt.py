@@ -253,12 +253,9 @@ class _Falcon(f.Field):
         new, heads = attributes["new_decoder_architecture"], attributes["num_attention_heads"]
         norms = attributes["num_ln_in_parallel_attn"] or (2 if new else 1)
         if (new and not attributes["parallel_attn"]) or norms > (2 if new else 1):
-            raise bad_value(
-                "num_ln_in_parallel_attn",
-                norms,
-                f"and parallel_attn = {attributes['parallel_attn']} are not supported where "
-                f"new_decoder_architecture = {new}",
-            )
+            why = f"with parallel_attn = {attributes['parallel_attn']} is not supported where"
+            why += f" new_decoder_architecture = {new}"
+            raise bad_value("num_ln_in_parallel_attn", norms, why)
         old = 1 if attributes["multi_query"] else heads
         position = "parallel" if norms == 2 else "parallel_one"
         return {
