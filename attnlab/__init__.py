@@ -25,14 +25,7 @@ import types as _types
 import typing as _typing
 
 from attnlab import adapters, heads, models, sharing, transforms
-from attnlab.attention import (
-    BACKENDS,
-    ALiBi,
-    RelativeBias,
-    dot_product_attention,
-    explain,
-    masks,
-)
+from attnlab.attention import BACKENDS, ALiBi, RelativeBias, dot_product_attention, explain, masks
 from attnlab.heads import (
     LAYOUTS,
     Extra,
@@ -102,7 +95,7 @@ if _typing.TYPE_CHECKING:
         "project_kv", "reparametrize", "rms_norm", "run_layers", "run_model", "run_stack",
         "sharing", "stream", "transformer_layer", "transforms",
     ]  # fmt: skip
-else:  # a checker shall go on to find names that are none
+else:  # type checkers do not read this, so they report names that do not exist
 
     def __getattr__(name: str) -> object:
         if name in _LAZY_PACKAGES:

@@ -5,7 +5,7 @@ Nothing here imports Flax: Linen and NNX call `attention_fn` and hand over plain
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from attnlab.attention import dot_product_attention
 from attnlab.heads import HeadNorm, Params, Standard, weight_shapes
-from attnlab.heads.layout import Bias
+from attnlab.heads.layout import Bias, check_params
 from attnlab.nested import flatten
 from attnlab.tap import Tap
 
@@ -42,13 +42,6 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-@runtime_checkable
-class _Sows(Protocol):
-    """A Flax module, as far as `attention_fn` uses it."""
-
-    def sow(self, col: str, name: str, value: Array) -> object: ...
-
-
 def attention_fn(
     query: Float[Array, "*B T N H"],
     key: Float[Array, "*B S K H"],
@@ -62,7 +55,7 @@ def attention_fn(
     deterministic: bool = False,
     dtype: DTypeLike | None = None,
     precision: Precision = None,
-    module: _Sows | None = None,
+    module: Any = None,
     force_fp32_for_softmax: bool = True,
     is_causal: bool = False,
     qk_attn_weights_einsum: object = None,
@@ -221,7 +214,8 @@ def heads_to_linen(params: Params, layout: Standard) -> dict[str, dict[str, Arra
 
     Raises:
       ValueError: Flax's module cannot be this: another layout than `Standard` or `Wide`, V != H,
-        a scale of its own, no output projection, RMS norms, another epsilon, ties or extras.
+        a scale of its own, no output projection, RMS norms, another epsilon, ties or extras. Or the
+        parameters are not those of the layout.
 
     >>> from attnlab.heads import init
     >>> layout = Standard(width=6, num_heads=2)
@@ -230,6 +224,7 @@ def heads_to_linen(params: Params, layout: Standard) -> dict[str, dict[str, Arra
     ((6, 2, 3), (2, 3, 6))
     """
     _check_linen_has(layout)
+    check_params(params, layout)
     tree: dict[str, dict[str, Array]] = {}
     for path, name in PATHS.items():
         part, leaf = path.split(".")

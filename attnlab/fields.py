@@ -66,12 +66,7 @@ class Spec:
         return f"{type(self).__name__}({changed})"
 
 
-def check_fields(
-    record: object,
-    *,
-    prefix: str = "",
-    least: int | float = -math.inf,
-) -> None:
+def check_fields(record: object, *, prefix: str = "", least: int | float = -math.inf) -> None:
     """Raises ValueError unless each field of a dataclass has its type, and numbers their bounds.
 
     Numbers of NumPy become those of Python, so that the record is JSON and its repr plain; whole

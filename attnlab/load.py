@@ -22,7 +22,6 @@ from attnlab.data.tokenizer import FILE, Tokenizer, load_tokenizer, make_tokeniz
 from attnlab.models import ModelConfig, Sampling, from_json, stream, to_json
 from attnlab.models.config import FlaxModel
 from attnlab.models.embed import check_range
-from attnlab.models.stack import captured_per_layer
 from attnlab.names import import_those, lookup
 from attnlab.names import load as load_object
 from attnlab.nested import JSON, differences
@@ -46,11 +45,9 @@ ROWS = 8
 """Held-out rows of `LoadedModel.heldout`."""
 TEXTS = ("source", "tokens")
 """The inputs of a model that are tokens."""
-NEW_TOKENS = 20
-"""Tokens that `LoadedModel.describe_text` writes."""
 MAY_DIFFER = (
-    "sharing", "encoder.shares_decoder", "delta_rank", "compute", "attention.order",
-    "attention.implementation", "init", "dropout", "metadata",
+    "sharing", "encoder.sharing", "encoder.shares_decoder", "delta_rank", "compute",
+    "attention.order", "attention.implementation", "init", "dropout", "metadata",
 )  # fmt: skip
 """What a run may choose: how parameters are shared, computed with and dropped."""
 
@@ -150,10 +147,19 @@ class LoadedModel:
         return list(np.ravel(value).tolist())
 
     def initial(self, inputs: Inputs) -> Params:
-        """The parameters at step 0; of a published model others drawn alike."""
+        """The parameters at step 0; of a published model others drawn alike.
+
+        Raises:
+          ValueError: the run started from others than those that are there now.
+        """
         begun = self.record["config"] if self.record else {"start": "", "init": ""}
         if begun["start"]:
             start = load_start(begun["start"], self.seed)
+            if start.digest != self.record["start"]["digest"]:
+                raise ValueError(
+                    f"{start.name} has other parameters now than those that {self.name} started "
+                    "from; restore them"
+                )
             tokens = np.asarray(inputs["tokens"])
             return with_plan_of(start.config, start.params, self.config, tokens)[0]
         if make := named_init(begun["init"], self.config):
@@ -189,13 +195,6 @@ class LoadedModel:
         if self.tokenizer is not None:
             return self.tokenizer.piece(token)
         return self.dataset.decode([token]) if self.data else str(token)
-
-    @property
-    def description(self) -> str:
-        """Where the parameters come from."""
-        if not self.record:
-            return self.name
-        return f"seed {self.seed} of {self.name} after {self.steps:,} steps"
 
     @functools.cached_property
     def digest(self) -> str:
@@ -320,41 +319,6 @@ class LoadedModel:
         whole = self.decode(row)
         yield whole[len(written) :] if whole.startswith(written) else f"\n{whole}"
 
-    def describe_text(self, text: str) -> str:
-        """What the model does with a text, for people: its tokens, the token that each head attends
-        to most, and what follows; of an encoder the likeliest token at each position.
-
-        Where a head has several softmax distributions (layout `differential`), each is a row, and
-        its number is that of the distribution: [key head, first or second, query head].
-
-        Raises:
-          ValueError: there is no tokenizer, or the text has no token or too many.
-        """
-        config, both = self.config, self.config.encoder is not None
-        texts = ("", text) if both else (text, "")
-        read = self.read(*texts)
-        of_text, probs_of = ("source", "encoder.probs") if both else ("tokens", "probs")
-        ids, names = np.asarray(read.inputs[of_text])[0], list(map(repr, read.written[of_text]))
-        rows = [f"{i:<6} {t:<7} {n}" for i, (t, n) in enumerate(zip(ids, names, strict=True))]
-        call = functools.partial(config.build().apply, capture=(probs_of,))
-        seen = jax.jit(call)({"params": self.params}, **read.inputs)
-        per_layer = captured_per_layer(seen.captured, probs_of, config.layer_names)
-        most = [
-            f"{layer:<5} {head:<5} {names[int(p.argmax())]} {p.max():.2f}"
-            for layer, probs in enumerate(per_layer)
-            for head, p in enumerate(np.asarray(probs[0]).mean(axis=1))
-        ]
-        lines = ["token  id      text", *rows, "", "layer head  what it attends to most", *most, ""]
-        space = config.max_len - np.shape(read.inputs["tokens"])[1]
-        if config.kind == "encoder" and seen.logits is not None:
-            best = [repr(self.decode([t])) for t in np.argmax(seen.logits[0], axis=-1).tolist()]
-            lines.append("predictions in their place: " + " ".join(best))
-        elif seen.logits is not None and space:
-            whole = "".join(self.write(texts[0], min(NEW_TOKENS, space), source=texts[1]))
-            begin = "" if both else self.decode(ids.tolist())
-            lines.append(f"continuation: {whole.removeprefix(begin)!r}")
-        return "\n".join(lines)
-
 
 def named_init(name: str, config: ModelConfig) -> InitParams | None:
     """(key, inputs) -> new parameters, by the function (key, model, inputs) that `name` refers to;
@@ -363,11 +327,6 @@ def named_init(name: str, config: ModelConfig) -> InitParams | None:
         return None
     make = load_object(name)
     return lambda key, inputs: make(key, config, inputs)
-
-
-def open_model(where: str | Path, seed: int | None = None) -> LoadedModel:
-    """A run, a folder with config.json, or a model of the hub by its name ("org/name")."""
-    return open_run(where, seed) if is_run(where) else open_folder(where)
 
 
 def open_folder(name: str | Path) -> LoadedModel:
@@ -413,7 +372,7 @@ def load_run(folder: str | Path, seed: int | None = None) -> tuple[FlaxModel, di
 
 
 def load_config(where: str | Path) -> ModelConfig:
-    """The config of the model that `open_model` opens; reads no parameters."""
+    """The config of a run, a folder or a model of the hub; reads no parameters."""
     if not is_run(where):
         from attnlab import pretrained
 
@@ -459,6 +418,8 @@ def _record(where: str | Path, seed: int | None = None) -> tuple[Path, JSON]:
             f"{where} is a sweep of several models; give the folder of one run: "
             f"{', '.join(map(str, folders))}"
         )
+    if not (folders[0] / SPEC).is_file():
+        raise ValueError(f"{folders[0]} has not begun; let it run until its first checkpoint")
     record: JSON = _read(folders[0] / SPEC)
     import_those(record["config"].get(IMPORTS, ()))
     return folders[0], record
@@ -529,7 +490,8 @@ def load_start(folder: str, seed: int) -> LoadedModel:
     Raises:
       ValueError: there are no parameters, or the run has no such seed.
     """
-    return open_model(folder.replace("{seed}", str(seed)), seed)
+    where = folder.replace("{seed}", str(seed))
+    return open_run(where, seed) if is_run(where) else open_folder(where)
 
 
 def with_plan_of(
@@ -555,7 +517,7 @@ def with_plan_of(
     ours, theirs = ({n: s.plan for n, s in c.layer_stacks.items()} for c in (model, changed))
     has_delta = any("delta" in plan for plan in ours.values())
     if ours != theirs or (has_delta and rank != changed.delta_rank):
-        changes.append(f"plan {plan_name(changed.sharing)} -> {plan_name(model.sharing)}")
+        changes.append(f"plan {_plans(changed)} -> {_plans(model)}")
         plans: dict[str, Any] = {"sharing": model.sharing, "layer_types": model.layer_types}
         if changed.encoder is not None and model.encoder is not None:
             own = model.encoder.sharing
@@ -566,18 +528,27 @@ def with_plan_of(
         changed, new = transforms.tie_encoder(changed, new)
         changes.append("encoder and decoder become one")
     if not changes:
-        return new, f"its plan, {plan_name(config.sharing)}, is kept"
+        return new, f"its plan, {_plans(config)}, is kept"
     difference = transforms.output_difference((config, params), (changed, new), tokens)
     return new, f"{', '.join(changes)}: outputs differ by {difference:.3g} of the largest"
+
+
+def _plans(config: ModelConfig) -> str:
+    """The name of its sharing plan, and that of an encoder which has its own."""
+    name, encoder = plan_name(config.sharing), config.encoder
+    if encoder is None or encoder.sharing is None:
+        return name
+    return f"{name}, encoder {plan_name(encoder.sharing)}"
 
 
 def _lengths(example: Example) -> dict[str, int]:
     """Text -> its length; what follows is padding."""
     inputs = example.inputs
     real = {name: np.ones(np.shape(inputs[name])[1], bool) for name in TEXTS if name in inputs}
-    for text, mask in (("tokens", "padding_mask"), ("source", "source_padding_mask")):
+    masks = {"padding_mask": "tokens", "segments": "tokens", "source_padding_mask": "source"}
+    for mask, text in masks.items():
         if mask in inputs:
-            real[text] = np.asarray(inputs[mask])[0]
+            real[text] = np.asarray(inputs[mask])[0] > 0
     if "source" in inputs:
         real["tokens"] = np.asarray(example.weights[0] > 0)
     return {n: int(np.flatnonzero(a)[-1]) + 1 for n, a in real.items() if np.any(a)}

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-REFERENCE = re.compile(r"[\w./ ~-]+:[A-Za-z_][\w.]*")
+REFERENCE = re.compile(r".+:[A-Za-z_][\w.]*")
 IMPORTING: list[str] = []
 """Files that are being imported."""
 
@@ -127,7 +127,7 @@ def load(reference: str) -> Any:
 def import_module(name: str) -> ModuleType:
     """A module by its name, or a file by its path; a file is run once, also the main script.
 
-    The folder of a file is added to the import path, since the file may import its neighbours.
+    The folder of a file is added to the import path, since the file may import others in it.
     """
     main = sys.modules["__main__"]
     if not name.endswith(".py"):

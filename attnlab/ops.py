@@ -1,8 +1,8 @@
 """Operations on arrays that every package uses: products, norms, and whether a call is traced."""
 
 import functools
-from collections.abc import Mapping
-from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -67,10 +67,7 @@ def _narrow_einsum(subscripts: str, dtype: DTypeLike, x: Array, y: Array) -> Arr
 
 @_narrow_einsum.defjvp
 def _derivative(
-    subscripts: str,
-    dtype: DTypeLike,
-    primals: tuple[Array, Array],
-    tangents: tuple[Array, Array],
+    subscripts: str, dtype: DTypeLike, primals: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     (x, y), (dx, dy) = primals, tangents
     tangent = jnp.einsum(subscripts, dx, y) + jnp.einsum(subscripts, x, dy)
@@ -134,20 +131,13 @@ def rms_plus_one(
     return rms_norm({name: 1 + a.astype(wide) for name, a in w.items()}, x, eps=eps)
 
 
-@runtime_checkable
-class NormFunction(Protocol):
-    """A norm: (params with "scale" and perhaps "bias", x) -> x, normalized over its last axis."""
-
-    def __call__(self, w: Params, x: Array, *, eps: float = ...) -> Array: ...
-
-
-NORM_KINDS: dict[str, NormFunction] = {
+NORM_KINDS: dict[str, Callable[..., Array]] = {
     "layer": layer_norm,
     "rms": rms_norm,
     "rms_plus_one": rms_plus_one,
 }
-
-
+"""Kind of norm -> (params with "scale" and perhaps "bias", x, eps=...) -> x, normalized over its
+last axis."""
 NORM_STARTS = {"layer": 1.0, "rms": 1.0, "rms_plus_one": 0.0}
 """Kind of norm -> its initial scale, which leaves the size of x unchanged."""
 

@@ -247,7 +247,7 @@ assert again.forward_error < 1e-6
 # A fair comparison gives all three layouts the same number of parameters (`match_budget` gives the
 # narrow ones a wider FFN) and each its own learning rate (those that
 # [the study](https://github.com/attnlab/attnlab/blob/main/docs/results/heads_and_sharing.md) found,
-# `narrow_tied` that of `narrow`; one rate for all would favour the standard layout). Two layers of
+# `narrow_tied` that of `narrow`; one rate for all favours the layout that it suits). Two layers of
 # width 64 with 8 heads predict the next byte of the source of Python's standard library.
 
 # %%

@@ -74,8 +74,8 @@ for spec in specs[::4]:
 # %% [markdown]
 # ## 2. Train
 #
-# Each run is a process of its own. If you stop the cell, run it again: finished runs are read, and
-# the others go on where they were. In Colab use a folder of your Drive to keep them.
+# Other processes train the runs, several at once. If you stop the cell, run it again: finished runs
+# are read, and the others resume. In Colab use a folder of your Drive to keep them.
 
 # %%
 results = lab.sweep(specs, "runs/layouts", progress=False)

@@ -16,10 +16,10 @@
 # # Wide or narrow heads? attnlab in two minutes
 #
 # **Neither: in small language models with rotary positions and the optimizer Muon, heads of 16
-# (head_dim 16) are best of the widths tried.** **Wide heads (each as wide as the model) and narrow
-# ones (each reads only its own slice of x) are both worse than standard heads at an equal budget.**
-# **One parameter group for all layers, as in ALBERT, is worse than separate layers at equal FLOPs;
-# where a wider FFN makes the parameters equal it is worse in one of two studies.**
+# (head_dim 16) have the lowest loss of the widths tried.** **Wide heads (each as wide as the model)
+# and narrow ones (each reads only its own slice of x) are both worse than standard heads at an
+# equal budget.** **One parameter group for all layers, as in ALBERT, is worse than separate layers
+# in one of two studies, at equal FLOPs and at equal parameters, and inconclusive in the other.**
 
 # %% [markdown]
 # ![Bits per byte that each choice loses, with 95 % intervals: other head widths at most 0.02, wide
@@ -104,7 +104,7 @@ pd.DataFrame.from_dict(table, orient="index")
 # Two layers predict the next byte of the source of Python's standard library. `match_budget`
 # chooses the width of the feed-forward network (FFN) so that all three models have as many
 # parameters as the standard one. Each layout gets the learning rate that the study found for it:
-# one rate for all would favour wide heads.
+# one rate for all favours the layout that it suits.
 
 # %%
 steps, seeds = 300, (0, 1)
@@ -200,8 +200,8 @@ _ = axis.set(xlabel="bits per byte lost (left is better)")
 # (0.22 million parameters, 8 texts; 4 for shared layers; rotary positions, Muon). After correction
 # for the number of comparisons heads of 8 against 16 have p = 0.13. T5's
 # bias is compared in [study 3](https://github.com/attnlab/attnlab/blob/main/docs/results/study3/positions.md)
-# (8 texts; registered is the difference of both costs). Whether larger models need wider heads is
-# not settled: in a model
+# (8 texts; the registered test is the difference of both costs). Whether larger models need wider
+# heads is not settled: in a model
 # [256 wide](https://github.com/attnlab/attnlab/blob/main/docs/results/head_width/gpu.md) heads of
 # 32 have the lowest loss, but 16, 32 and 128 are inconclusive against 64; one head of 256 is worse.
 #
@@ -219,8 +219,8 @@ _ = axis.set(xlabel="bits per byte lost (left is better)")
 #   parameters. You can change either without the other.
 # - "Better" needs a budget: equal width, equal parameters and equal FLOPs give different winners.
 # - Neither wide nor narrow heads beat standard ones at an equal budget here. With rotary positions
-#   and Muon heads of 16 are best of the widths tried in these small models, and heads of 8 or 32
-#   are nearly as good; what heads of 4 cost depends on the positions.
+#   and Muon heads of 16 have the lowest loss of the widths tried in these small models, and heads
+#   of 8 or 32 are nearly as good; what heads of 4 cost depends on the positions.
 #
 # **Where people ask this:** [What is the difference between wide and narrow
 # attention?](https://github.com/pbloem/former/issues/8),

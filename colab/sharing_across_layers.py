@@ -351,8 +351,9 @@ pd.DataFrame.from_dict(table, orient="index")
 #
 # - Layers do not share attention weights unless the config does so on purpose: count the groups, or
 #   read the first axis of the stacked W_Q.
-# - At equal FLOPs a shared FFN costs more than shared attention (0.096 against 0.043 in the larger
-#   study). At equal parameters, where the shared FFN is wider, it does not (0.007 against 0.019).
+# - At equal FLOPs a shared FFN costs more than shared attention (0.096 against 0.043 in the
+#   head-width study); at equal parameters, where the shared FFN is wider, its cost is inconclusive
+#   (0.007 against 0.019).
 # - "Does sharing hurt?" needs a budget. Shared parameters cost the same FLOPs and the same cache as
 #   separate ones; only shared *keys and values* save cache.
 #

@@ -95,8 +95,8 @@ reads
 # tuned learning rates](https://github.com/attnlab/attnlab/blob/main/docs/results/known_answers.md),
 # as many parameters take away 0.091 of the 0.126 bits between the two (0.018 to 0.164, p = 0.23
 # after correction for eight comparisons). Against standard
-# heads wide ones are worse, by 0.064 bits per byte at equal parameters (95 % interval 0.022 to
-# 0.107; [the first
+# heads wide ones are worse, by 0.064 bits per byte at equal parameters (95 % interval over three
+# texts 0.022 to 0.107, registered; [the first
 # study](https://github.com/attnlab/attnlab/blob/main/docs/results/heads_and_sharing.md)). A short
 # run with few seeds and one learning rate for all layouts can show the opposite.
 #

@@ -331,7 +331,7 @@ _ = right.legend(frameon=False)
 
 # %% [markdown]
 # The scores of the saved run are worth 0.70 bits. Rank 12, which is what a standard head has here,
-# keeps 99 % of that, rank 4 keeps 95 %. So a trained head looks at only a few directions of x.
+# keeps 99 % of that, rank 4 keeps 95 %. So a trained head uses only a few directions of x.
 # The left panel shows the same: training makes a few singular values
 # large and leaves the rest as the random draw left them.
 #

@@ -139,7 +139,7 @@ def base() -> ConfigDict:
             "init": "",
             # Called while it trains: names of attnlab.training.CALLBACKS, or "module:function".
             "callbacks": (),
-            # Solve ffn.width for the "parameters" or "flops" of another layout and sharing plan.
+            # Makes "parameters", "flops" or "cache" those of another layout and sharing plan.
             "match": {"budget": "", "layout": "standard", "sharing": "separate"},
         }
     )
@@ -175,8 +175,9 @@ def set_model(config: ConfigDict, model: ModelConfig) -> None:
 
 
 def set_values(config: ConfigDict, values: Values) -> None:
-    """Sets fields by their paths. A layout, position scheme or dataset brings its own fields."""
-    if source := values.get(SOURCE):
+    """Sets fields by their paths. Another layout, position scheme or dataset brings its own
+    fields."""
+    if (source := values.get(SOURCE)) and source != config.data.source:
         made = lookup(DATASETS, str(source), what="data source")()
         config.data = ConfigDict({"source": source, **fields(made)})
     for path in (LAYOUT, POSITIONS):

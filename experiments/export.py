@@ -38,7 +38,7 @@ def main() -> None:
     found = app.given_model()
     config, params = found.config, found.params
     if given.plan:
-        size = (2, min(config.max_len, 64))
+        size = (2, min(config.longest_text, 64))
         tokens = np.random.default_rng(0).integers(0, config.vocab_size, size, np.int32)
         config = dataclasses.replace(config, sharing=given.plan)
         params, change = with_plan_of(found.config, found.params, config, tokens)

@@ -4,8 +4,8 @@ r"""Tokenizes texts into files that a run reads from disk; they may be larger th
     python -m experiments.run --config=experiments/configs/byte_lm.py:data=tokens \
         --config.data.path=data/texts --config.model.vocab_size=16385 --workdir=runs/texts
 
---path is a text file, .jsonl or .parquet (may be .gz), a folder of the package datasets, or a
-folder of these. It may be repeated.
+--path is a text file or .jsonl (may be .gz), a .parquet, a folder of the package datasets (one
+split), or a folder of these. It may be repeated.
 """
 
 import shlex
@@ -28,18 +28,20 @@ def define_flags() -> None:
         "",
         "The tokenizer's special token for the end of a document; left out: a new token.",
     )
-    flags.DEFINE_integer("shard_tokens", None, "Largest number of tokens in a file.", lower_bound=1)
+    flags.DEFINE_integer(
+        "shard_tokens", PreparePlan().shard_tokens, "Largest number of tokens in a file."
+    )
     flags.DEFINE_string("column", "text", "Column or field of the text, in tables and JSON lines.")
 
 
 def main() -> None:
     """Writes --out and prints what it holds."""
-    given, default = flags.FLAGS, PreparePlan()
+    given = flags.FLAGS
     plan = PreparePlan(
         tokenizer=given.tokenizer,
         heldout=given.heldout,
         end_of_document=given.end_of_document,
-        shard_tokens=given.shard_tokens or default.shard_tokens,
+        shard_tokens=given.shard_tokens,
         column=given.column,
     )
     index = prepare([Path(path) for path in given.path], Path(given.out), plan, progress=True)

@@ -124,7 +124,7 @@ def config_parts() -> dict[str, str]:
     parts = {
         "experiment": [
             _fields("", Experiment, "model", "train", "data", "matched"),
-            f"Tasks: {', '.join(f'`{name}`' for name in OBJECTIVES)}.",
+            f"Tasks: {', '.join(f'`{name}`' for name in OBJECTIVES if ':' not in name)}.",
         ],
         "model": _tree("model.", ModelConfig),
         "positions": [_fields("model.positions.", c, title=f"`{n}`") for n, c in POSITIONS.items()],

@@ -314,6 +314,9 @@ def test_our_weights_in_flax():
     x, module = draw(2, 5, 6), LINEN(3, qkv_features=18)
     got = jax.jit(module.apply)({"params": heads_to_linen(w, layout)}, x)
     assert_close(got, jax.jit(lambda w, x: multi_head_attention(w, x, layout))(w, x))
+    del w["k"]
+    with pytest.raises(ValueError, match="'k' is missing"):
+        heads_to_linen(w, layout)
 
 
 PARAMS, ONE = linen_params(LINEN(3), 6), jnp.ones(3)

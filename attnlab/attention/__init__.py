@@ -3,12 +3,7 @@
 from attnlab.attention import masks
 from attnlab.attention.api import attend, dot_product_attention, explain, explaining, trace
 from attnlab.attention.backends import BACKENDS, Backend, register_backend
-from attnlab.attention.call import (
-    AttentionCall,
-    AttentionOptions,
-    AttentionOutput,
-    Implementation,
-)
+from attnlab.attention.call import AttentionCall, AttentionOptions, AttentionOutput, Implementation
 from attnlab.attention.masks import Edges
 from attnlab.attention.score_mods import (
     ALiBi,

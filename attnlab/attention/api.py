@@ -6,9 +6,9 @@ They resolve masks before any backend runs, so that all backends mean the same.
 from __future__ import annotations  # `help` shows ArrayLike, not all that it stands for
 
 import contextlib
-import contextvars
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, Literal, overload
 
 import jax
@@ -36,8 +36,7 @@ from attnlab.tap import Tap
 
 TAPPED = ("scores", "probs")
 """The values that a tap can record or replace."""
-EXPLAINED: contextvars.ContextVar[list[dict[str, Any]] | None]
-EXPLAINED = contextvars.ContextVar("explained", default=None)
+EXPLAINED: ContextVar[list[dict[str, Any]] | None] = ContextVar("explained", default=None)
 """The explanations of the calls inside `explaining`; None outside."""
 
 
@@ -95,8 +94,9 @@ def dot_product_attention(  # type: ignore[misc]  # **options above: they are li
       key: [B, S, K, H]. K divides N: query head n uses key head n // (N/K).
       value: [B, S, Kv, V]. V may differ from H, and Kv from K; Kv divides N.
       bias: added to the scores, broadcastable to [B, N, T, S]. -inf hides a key, without a soft
-        cap. A finite number never hides: a row in which all allowed keys have the smallest one
-        gives the mean of their values, in every backend.
+        cap; NaN in this key or its value still reaches the output, unlike under a mask. A finite
+        number never hides: a row in which all allowed keys have the smallest one gives the mean of
+        their values, in every backend.
       mask: boolean, True = may attend: [T, S], [N, T, S] or [B, N, T, S], each axis 1 or as long,
         or `masks.Edges`.
       scale: multiplies q k^T; None is 1/sqrt(H).
@@ -120,8 +120,8 @@ def dot_product_attention(  # type: ignore[misc]  # **options above: they are li
         not used, so that the others sum to less than 1. 0 adds one to the sum of the softmax.
       return_residual: also return log sum exp of the scores [B, T, N], a sink included; -inf for
         rows without a key and without a sink.
-      implementation: a key of `BACKENDS`; None chooses (see `explain`). Only "dense" has second and
-        forward-mode derivatives.
+      implementation: a key of `BACKENDS`; None chooses (see `explain`). "blockwise" and "cudnn"
+        have no second and forward-mode derivatives; "dense" always has.
       tap: records or replaces "scores" and "probs" [B, N, T, S]. The scores are those that the
         softmax reads, before the mask; the probs are taken before dropout. Recorded values are
         computed aside: they change neither the output nor the backend. Only "dense" can replace

@@ -86,7 +86,8 @@ def _scores(
 
 def refuse_edges(call: AttentionCall) -> str | None:
     """Why the call needs more than a list of edges."""
-    if call.mask.only_edges is None:
+    mask = call.mask
+    if mask.edges is None or mask.mask is not None or mask.ranges() is not None:
         return "it needs a mask that is masks.Edges, and nothing else that hides"
     if call.options.talking_heads != (None, None):
         return "talking_heads needs the scores of all pairs"

@@ -215,6 +215,7 @@ def combine(*masks: Bool[Array, "..."] | Edges | None) -> Bool[Array, "..."] | E
 
     Raises:
       TypeError: `Edges` together with another mask, or a mask that is not boolean.
+      ValueError: shapes that do not broadcast to each other.
 
     >>> combine(causal(2), None, window(2, left=0, right=0)).astype(int).tolist()
     [[1, 0], [0, 1]]
@@ -226,6 +227,9 @@ def combine(*masks: Bool[Array, "..."] | Edges | None) -> Bool[Array, "..."] | E
     if len(arrays) == len(present):
         rank = max((m.ndim for m in arrays), default=0)
         arrays = [with_rank(m, rank) for m in arrays]
+        if any(len({*sizes} - {1}) > 1 for sizes in zip(*(m.shape for m in arrays), strict=True)):
+            shapes = " and ".join(str(m.shape) for m in arrays)
+            raise ValueError(f"masks {shapes} do not fit together: each axis is 1 or as long")
         return functools.reduce(jnp.logical_and, arrays) if arrays else None
     if len(present) > 1:
         raise TypeError("Edges cannot be combined with another mask; leave out the hidden edges")
@@ -314,11 +318,6 @@ class MaskSpec(NamedTuple):
         if self.segments is not None:
             inside &= segments(self.segments.queries, self.segments.keys)
         return inside if mask is None else mask & inside
-
-    @property
-    def only_edges(self) -> Edges | None:
-        """The edges, if nothing else hides a key."""
-        return self.edges if self.mask is None and self.ranges() is None else None
 
     def used(self) -> tuple[Booleans | None, Booleans | None]:
         """Queries that attend to a key [B, N, T] and keys that a query attends to [B, S].

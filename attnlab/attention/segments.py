@@ -46,10 +46,7 @@ class Segments(NamedTuple):
 
 
 def find_segments(
-    queries: Int[Array, "B T"],
-    keys: Int[Array, "B S"],
-    first: Indices | int,
-    end: Indices | int,
+    queries: Int[Array, "B T"], keys: Int[Array, "B S"], first: Indices | int, end: Indices | int
 ) -> Segments:
     """The `Segments` of these numbers; query t attends at most to the keys from first to end.
 

@@ -39,7 +39,8 @@ BYTES = DataSizes(256)
 
 
 def join_tokens(tokens: Sequence[int]) -> str:
-    """
+    """The numbers of tokens, separated by blanks.
+
     >>> join_tokens([3, 14])
     '3 14'
     """

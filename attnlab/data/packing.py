@@ -1,6 +1,7 @@
 """Documents packed into windows: as little padding as they allow, and which token is of which."""
 
 import bisect
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,8 +28,12 @@ def packed_rows(arrays: Batch, ends: np.ndarray, length: int) -> Rows:
     >>> rows["tokens"].tolist(), rows["segments"].tolist()
     ([[2, 3, 4, 5, 0], [6, 7, 8, 0, 1]], [[1, 1, 1, 1, 0], [1, 1, 1, 2, 2]])
     """
-    starts, sizes = _pieces(ends, length)
-    packed = pack(sizes, length + 1)
+    pieces = [
+        (first, min(end - first, length + 1))
+        for start, end in itertools.pairwise([0, *ends.tolist()])
+        for first in range(start, end - 1, length)
+    ]
+    packed = pack([size for _, size in pieces], length + 1)
 
     def select(index: np.ndarray) -> Batch:
         rows = {n: np.zeros((len(index), length + 1), a.dtype) for n, a in arrays.items()}
@@ -36,7 +41,7 @@ def packed_rows(arrays: Batch, ends: np.ndarray, length: int) -> Rows:
         for row, window in enumerate(index.tolist()):
             at = 0
             for number, piece in enumerate(packed[window], 1):
-                start, size = starts[piece], sizes[piece]
+                start, size = pieces[piece]
                 segments[row, at : at + size] = number
                 for name, a in arrays.items():
                     rows[name][row, at : at + size] = a[start : start + size]
@@ -46,16 +51,6 @@ def packed_rows(arrays: Batch, ends: np.ndarray, length: int) -> Rows:
         return rows | {"segments": segments}
 
     return len(packed), select
-
-
-def _pieces(ends: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and sizes of the documents, and of the pieces of longer ones."""
-    starts, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-        firsts = np.arange(start, end - 1, length)
-        starts.append(firsts)
-        sizes.append(np.minimum(end - firsts, length + 1))
-    return np.concatenate(starts), np.concatenate(sizes)
 
 
 def pack(sizes: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:

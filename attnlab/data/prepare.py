@@ -90,8 +90,8 @@ def prepare(
     Raises:
       FileNotFoundError: there is no such file, or no such tokenizer.json.
       ValueError: `out` is already prepared or holds other files; `plan` names no tokenizer or no
-        special token of it; there is no text; a file cannot be read or has no such column; or a
-        text is not UTF-8.
+        special token of it; there is no text; a file cannot be read or has no such column; a folder
+        of the package datasets holds several splits; or a text is not UTF-8.
       ModuleNotFoundError: a package of the extra `data` is missing.
 
     >>> import tempfile
@@ -236,7 +236,10 @@ def _table_rows(path: Path, column: str) -> Iterator[object]:
             raise ValueError(f"{path} holds splits {list(table)}; give the folder of one split")
         known, batches = table.column_names, table.with_format("arrow").iter(1024)
     else:
-        file = pyarrow.parquet.ParquetFile(path)
+        try:
+            file = pyarrow.parquet.ParquetFile(path)
+        except pyarrow.ArrowInvalid as error:
+            raise ValueError(f"cannot read {path}: {error}") from None
         known, batches = file.schema_arrow.names, file.iter_batches(1024, columns=[column])
     check_choice(f"column of {path}", column, known)
     for batch in batches:
@@ -249,6 +252,7 @@ def _files(root: Path) -> list[Path]:
         problem = "is a broken link; delete it" if root.is_symlink() else "is not there"
         raise FileNotFoundError(f"{root} {problem}")
     is_table = (root / "state.json").exists() and (root / "dataset_info.json").exists()
+    is_table = is_table or (root / "dataset_dict.json").exists()  # which `_table_rows` refuses
     if root.is_file() or is_table:
         return [root]
     found = [path for path in sorted(root.iterdir()) if not path.name.startswith(".")]

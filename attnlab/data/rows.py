@@ -210,9 +210,13 @@ class HuggingFace(Spec, prefix="data."):
             )
         files = visible_files(Path(self.path), "*.parquet")
         train, heldout = self._tables(files)
-        content = self._digest(files or visible_files(Path(self.path), "*.arrow"))
+        tables = visible_files(Path(self.path), "*.arrow")
+        # What `filter` and `map` of the package datasets keep beside the rows is none of them.
+        rows = [file for file in tables if not file.name.startswith("cache-")]
+        content = self._digest(files or rows)
         splits = Splits(last_name(self.path), train, heldout, sizes, digest=content)
-        return dataset_of_splits(splits, length, lambda row: self._item(row[self.column], length))
+        item = lambda row: self._item(np.asarray(row[self.column]), length)
+        return dataset_of_splits(splits, length, item)
 
     def _tables(self, parquet: list[Path]) -> tuple[Any, Any]:
         """Training and held-out rows, of the package datasets."""

@@ -249,7 +249,8 @@ class Endpoints(Spec, prefix="data."):
         count = len(every["tokens"])
 
         def scored(number: int) -> Batch:
-            index = np.arange(number or count) * count // (number or count)
+            size = min(number or count, count)
+            index = np.arange(size) * count // size
             return select_rows(every, index) | {"valid": np.ones(len(index), bool)}
 
         bound = {"one head at most": 75.0} if self.graph == "complete" else {}

@@ -147,9 +147,7 @@ class Text(Spec, prefix="data."):
         corpus = corpus.with_validation(self.validation)
         if self.tokenizer == "bytes":
             return dataset_of_corpus(corpus, length)
-        is_kept = folder is not None and (folder / FILE).exists()
-        text = _tokenize(corpus, self.tokenizer, folder if is_kept else None)
-        return dataset_of_corpus(corpus, length, text)
+        return dataset_of_corpus(corpus, length, _tokenize(corpus, self.tokenizer, folder))
 
 
 def dataset_of_corpus(corpus: Corpus, length: int, tokens: files.Arrays | None = None) -> Dataset:
@@ -208,11 +206,10 @@ def _baselines(heldout: np.ndarray, part: Batch) -> Baselines:
     return {"bits_per_byte": known}
 
 
-@functools.lru_cache(maxsize=1)  # the runs of a sweep read one text
-def _tokenize(corpus: Corpus, name: str, folder: Path | None = None) -> files.Arrays:
+def _tokenize(corpus: Corpus, name: str, folder: Path | None) -> files.Arrays:
     """A corpus in the tokens of `make_tokenizer(name, its training part, folder)`: of each part its
     tokens, for how many bytes each stands, and where documents end."""
-    path = folder / FILE if folder else Path(name)
+    path = folder / FILE if folder and (folder / FILE).exists() else Path(name)
     given = path.read_bytes() if path.is_file() else b""
     return files.kept(
         ("tokens of parts", corpus.sha256, name, given), lambda: _encode(corpus, name, folder)

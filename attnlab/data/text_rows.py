@@ -29,7 +29,7 @@ FOLD = re.compile(r".*/cv(\d)\d\d[^/:]*")
 def _dataset(
     rows: Sequence[Batch], tokenizer: Tokenizer, texts: Iterable[str], length: int, **fields: Any
 ) -> Dataset:
-    """That of the rows of `SPLITS`, which were made of `texts`."""
+    """The dataset of the rows of each split (`SPLITS`), which were made of `texts`."""
     contents = (text.encode() for text in texts)
     return dataset_of_rows(
         dict(zip(("train", "validation", "heldout"), map(rows_of, rows), strict=True)),
@@ -182,7 +182,7 @@ def _examples(path: Path) -> Iterator[tuple[str, str, str]]:
     named = {name.removeprefix(top): content for name, content in contents.items()}
     folders = [name for name in named if name.count("/") == 1]
     stems = Counter(name.rpartition(".")[0] for name in named)
-    several = [stem for stem, count in stems.items() if count > 1]
+    several = [stem for stem, count in stems.items() if stem and count > 1]
     if not folders and len(several) != 1:
         raise ValueError(
             f"{path} holds neither a folder a class nor one file a class (NAME.CLASS); it holds "

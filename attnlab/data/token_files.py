@@ -61,7 +61,7 @@ class Index:
 
     @classmethod
     def read(cls, folder: Path) -> "Index":
-        """That of a folder; raises ValueError where it cannot be read."""
+        """The index of a folder; raises ValueError where it cannot be read."""
         try:
             fields: dict[str, Any] = json.loads((folder / INDEX).read_text())
             parts = {n: tuple(Shard(**one) for one in fields[n]) for n in ("train", "heldout")}
@@ -136,8 +136,8 @@ class TokenStream:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenFiles(Spec, prefix="data."):
-    """Token ids on the disk, to be predicted one by one; not more than the windows of a batch are
-    in memory at a time.
+    """Token ids on the disk, to be predicted one by one; no more than the windows of a batch, or
+    those that are scored, are in memory.
 
     Losses are in bits per byte of the text. Files without an index are read once, for their digest;
     the digests of an index are believed.
@@ -230,8 +230,11 @@ class TokenFiles(Spec, prefix="data."):
         segments = None
         if self.pack:
             end = index.end_of_document
-            if end < 0:
-                raise ValueError(f"{self.path} has no index; give data.end_of_document to pack it")
+            if not 0 <= end < size:
+                raise ValueError(
+                    f"{self.path} has no index; to pack it give data.end_of_document, the token "
+                    f"below {size} that ends a document, not {end}"
+                )
             segments = functools.partial(segments_until, end=end)
             digest = hashlib.sha256(f"{digest} packed, {end}".encode()).hexdigest()
 

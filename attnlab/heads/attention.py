@@ -201,7 +201,8 @@ def multi_head_attention(
         tap.merge(here)
     if explained is not None:  # of the heads in place of their calls of attention
         orders, chosen = contraction_orders(given, sizes), {"order": order}
-        explained[start:] = [{"order": orders, "chosen": chosen, "implementation": explained[-1]}]
+        backends = explained[-1] if explained[start:] else {}  # a layout may have no softmax
+        explained[start:] = [{"order": orders, "chosen": chosen, "implementation": backends}]
     return (output, aux) if return_aux else output
 
 
@@ -224,7 +225,8 @@ def decode(
       cache: of `init_cache`, or of an earlier call.
       is_causal: False lets the new tokens attend to each other both ways.
       **keywords: of `multi_head_attention`, such as the angles `rotary` at the positions of x, and
-        `padding_mask`: padding is neither attended to nor kept in the cache.
+        `padding_mask`: padding is neither attended to nor kept in the cache. Keys of a `mask` or
+        `bias` [..., T, S] are the S entries of the cache.
 
     Returns:
       (output [B, T, O], the cache with the new tokens).
@@ -254,12 +256,7 @@ def decode(
 
 
 def _attend(
-    params: Params,
-    x: Array,
-    layout: Layout,
-    inputs: _Inputs,
-    tap: Tap,
-    options: AttentionOptions,
+    params: Params, x: Array, layout: Layout, inputs: _Inputs, tap: Tap, options: AttentionOptions
 ) -> tuple[Array, HeadAux]:
     """x -> q, k, v -> heads -> output, with the weights as they are."""
     for_q, for_k = _pair(inputs.rotary)
@@ -278,18 +275,19 @@ def _attend(
     k, v = layout.keys_values(params, entries)
 
     real = inputs.padding_mask
-    if real is None and options.segments is not None:
-        real = jnp.asarray(segment_pair(options.segments)[0]) != 0
+    if options.segments is not None:
+        real = masks.combine(real, jnp.asarray(segment_pair(options.segments)[0]) != 0)
     call = HeadCall(x, options, tap, inputs.layer, real)
     inner = call
     for extra in layout.extras:
         inner = extra.before_attention(params, inner)
     q, k, v = tap("q", q), tap("k", k), tap("v", v)
-    shape, width = (layout.size("num_score_maps"), layout.size("score_width")), v.shape[-1]
-    if q.shape[2:] != shape or width != layout.size("head_width"):  # its scale and FLOPs are wrong
+    sizes = layout.head_sizes
+    if (*q.shape[2:], k.shape[2], *v.shape[2:]) != tuple(sizes.values()):
+        stated = ", ".join(f"{name} is {size}" for name, size in sizes.items())
         raise ValueError(
-            f"layout {layout.name!r} computes q {q.shape} and v {v.shape}; num_score_maps and "
-            f"score_width are {shape}, head_width is {layout.size('head_width')}: define them"
+            f"layout {layout.name!r} computes q {q.shape}, k {k.shape} and v {v.shape}; {stated}: "
+            "define them, or kv is of another layout"
         )
     heads = layout.attend(params, q, k, v, inner).astype(v.dtype)
     losses: dict[str, Array] = {}
@@ -326,19 +324,29 @@ def project_kv(
     Returns:
       Name -> [B, S, ...]; `layout.keys_values(params, entries)` makes k and v of them.
 
+    Raises:
+      TypeError, ValueError: params, inputs or angles that do not fit.
+
     >>> from attnlab.heads import Standard, init
     >>> layout = Standard(width=6, num_heads=2, num_kv_heads=1)
     >>> params = init(jax.random.key(0), layout)
     >>> {n: a.shape for n, a in project_kv(params, jnp.ones((1, 5, 6)), layout).items()}
     {'k': (1, 5, 1, 3), 'v': (1, 5, 1, 3)}
     """
-    y, z = _prepared(params, layout, *_pair(context))
+    check_params(params, layout)
+    keys, values = _pair(context)
+    _check_inputs({"context": keys, "value context": values}, layout.input_widths[1:])
+    if rotary is not None:
+        _check_rotary(rotary, layout, [keys])
+    y, z = _prepared(params, layout, keys, values)
     return layout.project_kv(params, y, z, functools.partial(rotated, rotary))
 
 
 def _pair(value: Any, default: Any = None) -> tuple[Any, Any]:
     """A pair, or the value twice; the default where it is None."""
     value = default if value is None else value
+    if isinstance(value, tuple) and len(value) != 2:
+        raise ValueError(f"context and rotary are an array or a pair each, not {len(value)} arrays")
     return value if isinstance(value, tuple) else (value, value)
 
 
@@ -384,13 +392,12 @@ def _with_cache(
     assert inputs.cache is not None
     window = options.local_window_size
     window = None if window is None else window_sides(window)
-    extended = extend(
+    cache, allowed, fits = extend(
         inputs.cache, new, inputs.padding_mask, is_causal=options.is_causal, window=window
     )
-    options = _with_mask(options, extended.allowed)
+    options = _with_mask(options, allowed)
     options = dataclasses.replace(options, is_causal=False, local_window_size=None)
-    entries = {name: a.astype(x.dtype) for name, a in extended.entries.items()}
-    return entries, extended.cache, extended.fits, options
+    return {name: cache[name].astype(x.dtype) for name in new}, cache, fits, options
 
 
 def _without_padding(options: AttentionOptions, padding_mask: Array) -> AttentionOptions:
@@ -423,7 +430,7 @@ def _sizes(x: Array, inputs: _Inputs, options: AttentionOptions) -> CallSizes:
         shift_invariant=options.logits_soft_cap is None
         and options.sink is None
         and not options.score_mods,
-        entries=tuple(entries) or None,
+        entries=None if held is None else tuple(entries),
     )
 
 
@@ -479,36 +486,20 @@ def _check(
     params: Params, x: Array, layout: Layout, inputs: _Inputs, options: AttentionOptions
 ) -> None:
     """Raises TypeError or ValueError naming the array, its shape and what is needed."""
-    if not isinstance(layout, Layout):
-        name = type(layout).__name__
-        raise TypeError(f"the arguments are (params, x, layout): {name} is no attnlab.heads.Layout")
     check_params(params, layout)
     if options.scale is not None:
         raise ValueError(
             f"scale is a field of the layout: dataclasses.replace(layout, scale={options.scale!r})"
         )
-    if isinstance(inputs.context, tuple) and len(inputs.context) != 2:
-        count = len(inputs.context)
-        raise ValueError(f"context must be an array or a pair (keys, values), not {count} arrays")
     if inputs.context is not None and (inputs.kv is not None or inputs.cache is not None):
         raise ValueError("kv and cache hold the keys and values; leave context out")
     if options.score_mods:
         check_sequence(options.score_mods)
-    keys, values = _pair(inputs.context, x)
     read = {"x": x}
     if inputs.kv is None:
+        keys, values = _pair(inputs.context, x)
         read |= {"context": keys, "value context": values}
-    for (name, a), width in zip(read.items(), layout.input_widths, strict=False):
-        if not jnp.issubdtype(getattr(a, "dtype", int), jnp.floating):
-            kind = f"{a.dtype} {a.shape}" if hasattr(a, "shape") else type(a).__name__
-            raise TypeError(f"{name} must be a float array [batch, length, {width}], not {kind}")
-        if len(a.shape) != 3 or a.shape[2] != width or a.shape[0] != x.shape[0] or 0 in a.shape:
-            raise ValueError(
-                f"{name} {a.shape} must be [batch, length, {width}] with the batch size of x "
-                f"{x.shape} and no axis of size 0"
-            )
-    if values.shape[1] != keys.shape[1]:
-        raise ValueError(f"value context {values.shape} must be as long as context {keys.shape}")
+    _check_inputs(read, layout.input_widths)
     if inputs.cache is not None:
         _check_cache(inputs.cache, options)
     if inputs.padding_mask is not None:
@@ -531,11 +522,30 @@ def _check(
         _check_rotary(inputs.rotary, layout, list(read.values()))
 
 
+def _check_inputs(inputs: Mapping[str, Array], widths: Sequence[int]) -> None:
+    """Raises TypeError or ValueError for inputs that are not [B, length, width], with one B."""
+    first, one = next(iter(inputs.items()))
+    for (name, a), width in zip(inputs.items(), widths, strict=False):
+        if not jnp.issubdtype(getattr(a, "dtype", int), jnp.floating):
+            kind = f"{a.dtype} {a.shape}" if hasattr(a, "shape") else type(a).__name__
+            raise TypeError(f"{name} must be a float array [batch, length, {width}], not {kind}")
+        if len(a.shape) != 3 or a.shape[2] != width or a.shape[0] != one.shape[0] or 0 in a.shape:
+            raise ValueError(
+                f"{name} {a.shape} must be [batch, length, {width}] with the batch size of {first} "
+                f"{one.shape} and no axis of size 0"
+            )
+    keys, values = inputs.get("context"), inputs.get("value context")
+    if keys is not None and values is not None and values.shape[1] != keys.shape[1]:
+        raise ValueError(f"value context {values.shape} must be as long as context {keys.shape}")
+
+
 def _check_cache(cache: Mapping[str, Array], options: AttentionOptions) -> None:
     if not isinstance(cache, Mapping) or "length" not in cache:
         raise ValueError(NO_CACHE)
     if options.segments is not None:
         raise ValueError("a cache holds one text a row: leave segments out")
+    if not isinstance(options.is_causal, bool | np.bool_):
+        raise TypeError(f"is_causal must be True or False, not {options.is_causal!r:.80}")
     if others := [mod for mod in options.score_mods if not isinstance(mod, SoftCap)]:
         raise ValueError(
             f"{type(others[0]).__name__} of score_mods reads indices, which are no positions in a "

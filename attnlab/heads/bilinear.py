@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array
 
 from attnlab.heads.factors import Floats, Weights, factor
-from attnlab.heads.layout import OUTPUT, Blocked, Entries, Layout, Rewrite, Rotate
+from attnlab.heads.layout import OUTPUT, VALUES, Blocked, Entries, Layout, Rewrite, Rotate
 from attnlab.heads.linear import add_bias, combine_heads, project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.weights import Params, Weight, without
@@ -25,6 +25,9 @@ class InputKeys(Layout):
     """
 
     rank = "width, key_width"
+    num_key_heads = 1
+    """All heads have one key."""
+
     key_width: int | None = None
     value_width: int | None = None
 
@@ -32,11 +35,6 @@ class InputKeys(Layout):
     def score_width(self) -> int:
         """E, the width of the inputs."""
         return self.size("key_width")
-
-    @property
-    def num_key_heads(self) -> int:
-        """All heads have one key."""
-        return 1
 
     def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
         return rotate(add_bias(params, "q", project_all(params, "qk", x)))
@@ -76,8 +74,7 @@ class Bilinear(InputKeys):
         return self.slice_width
 
     def weights(self) -> dict[str, Weight]:
-        v = Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim"), changes=("v",))
-        made = self.with_biases({"q": SCORES, "v": v, "o": OUTPUT})
+        made = self.with_biases({"q": SCORES, "v": VALUES, "o": OUTPUT})
         return {"qk": made.pop("q"), **made}
 
     def project_kv(self, params: Params, y: Array, z: Array, rotate: Rotate) -> Entries:
@@ -152,12 +149,9 @@ class Absorbed(InputKeys):
     source = "Elhage et al. 2021, A Mathematical Framework for Transformer Circuits (QK and OV)"
     rotary_axis = None
     merges_values = True
+    num_value_heads = 1
+    """All heads have one value."""
     bias_names = ("q", "v", "o")
-
-    @property
-    def num_value_heads(self) -> int:
-        """All heads have one value."""
-        return 1
 
     @property
     def head_width(self) -> int:

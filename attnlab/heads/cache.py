@@ -7,8 +7,6 @@ lengths of their own, `length` is [B]: padding is never kept, so a row holds wha
 alone.
 """
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Int
@@ -17,18 +15,6 @@ from attnlab.heads.cost import cache_shapes, form
 from attnlab.heads.layout import Layout
 
 Cache = dict[str, Array]
-
-
-class Extended(NamedTuple):
-    """What the queries of one call may attend to."""
-
-    entries: dict[str, Array]
-    """name -> [B, size, ...], the new tokens included."""
-    allowed: Bool[Array, "*B1 T S"]
-    """[T, S], or [B, 1, T, S] where rows have lengths of their own."""
-    fits: Bool[Array, "*B"]
-    """False where the cache was full: then nothing was written."""
-    cache: Cache
 
 
 def init_cache(
@@ -77,11 +63,16 @@ def extend(
     *,
     is_causal: bool = True,
     window: tuple[int, int] | None = None,
-) -> Extended:
+) -> tuple[Cache, Bool[Array, "*B1 T S"], Bool[Array, "*B"]]:
     """Writes `new` (name -> [B, T, ...]) after the tokens of the cache, without padding tokens.
 
     Query i of the call is at its position of `next_positions`. With `is_causal` it attends to
     positions up to its own, with a `window` (left, right) only to those that near.
+
+    Returns:
+      The cache with the new tokens; which of its entries each query may attend to, [T, S], or
+      [B, 1, T, S] where rows have lengths of their own; and whether the tokens fit, False where the
+      cache was full.
 
     Raises:
       ValueError: T is larger than the cache. If the tokens do not fit after those that are there,
@@ -118,9 +109,7 @@ def extend(
         left, right = (min(width, size) for width in window)  # no int32 overflow
         allowed = allowed & (holds >= position - left) & (holds <= position + right)
     allowed = allowed if allowed.ndim == 2 else allowed[:, None]
-    return Extended(
-        entries, allowed, fits, cache | entries | {"length": jnp.where(fits, end, start)}
-    )
+    return cache | entries | {"length": jnp.where(fits, end, start)}, allowed, fits
 
 
 def next_positions(

@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from attnlab.heads.bilinear import stacked_scores
 from attnlab.heads.factors import Floats, Weights, factor
-from attnlab.heads.layout import OUTPUT, Blocked, Entries, Layout, Rewrite
+from attnlab.heads.layout import OUTPUT, VALUES, Blocked, Entries, Layout, Rewrite
 from attnlab.heads.linear import over_tokens, project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import Standard
@@ -39,6 +39,8 @@ class Collaborative(Standard):
     rank = "width, head_dim"
     source = "Cordonnier et al. 2020, arXiv 2006.16362"
     can_tie = ""
+    num_key_heads = 1
+    """All heads have one key."""
 
     @property
     def default_head_dim(self) -> int:
@@ -50,20 +52,13 @@ class Collaborative(Standard):
         """D / N."""
         return self.slice_width
 
-    @property
-    def num_key_heads(self) -> int:
-        """All heads have one key."""
-        return 1
-
     def weights(self) -> dict[str, Weight]:
         mixing = Weight("project_q", out_axes=("num_heads", "head_dim"), std=1.0)
         made = {
             "q": Weight("project_q", ("width",), ("head_dim",)),
             "k": Weight("project_kv", ("key_width",), ("head_dim",), changes=("k",)),
             "mixing": mixing,
-            "v": Weight(
-                "project_kv", ("value_width",), ("num_kv_heads", "value_dim"), changes=("v",)
-            ),
+            "v": VALUES,
             "o": OUTPUT,
         }
         if self.qk_norm is not None and self.qk_norm.over != "head":

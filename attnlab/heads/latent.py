@@ -187,22 +187,16 @@ class LatentAbsorbed(Latent):
         "v_n W_O,n = c(z) V_n O_n,  c(y) = norm(y C),  u = x or norm(x U)"
     )
     merges_values = True
+    num_key_heads = 1
+    """All heads have one key."""
+    num_value_heads = 1
+    """All heads have one value."""
     source = "DeepSeek-AI 2024, DeepSeek-V2, section 2.1.2, arXiv 2405.04434"
 
     @property
     def score_width(self) -> int:
         """M + P."""
         return self.size("latent_dim") + self.size("rotary_dim")
-
-    @property
-    def num_key_heads(self) -> int:
-        """All heads have one key."""
-        return 1
-
-    @property
-    def num_value_heads(self) -> int:
-        """All heads have one value."""
-        return 1
 
     @property
     def head_width(self) -> int:

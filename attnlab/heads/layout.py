@@ -41,6 +41,8 @@ Rotate = Callable[[Array], Array]
 Bias = Literal["q", "k", "v", "o", "factors"]
 OUTPUT = Weight("project_out", ("num_heads", "value_dim"), ("out_width",), residual=True)
 """W_O of most layouts."""
+VALUES = Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim"), changes=("v",))
+"""W_V of layouts that read all of the value input."""
 OTHER_FORMS = ("rewritten", "general", "inverse")
 """Methods that know how a class computes, so that a class that computes otherwise has none."""
 FUNCTIONS = (types.FunctionType, property, functools.cached_property, staticmethod, classmethod)
@@ -339,6 +341,7 @@ class Layout(Named):
                 raise ValueError(f"num_kv_heads {heads} must divide num_heads {self.num_heads}")
             self.check()
             _ = self.shapes, self.multiply_adds, self.input_widths, self.score_scale, self.chain
+            _ = self.head_sizes
 
     def __getstate__(self) -> dict[str, object]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -406,6 +409,12 @@ class Layout(Named):
             return (), step
         steps, blocked = step.layout.chain
         return (step, *steps), blocked
+
+    @functools.cached_property
+    def head_sizes(self) -> dict[str, int]:
+        """What q [B, T, *, *], k [B, S, *, ...] and v [B, S, *, *] have; costs follow from it."""
+        names = ("num_score_maps", "score_width", "num_key_heads", "num_value_heads", "head_width")
+        return {name: self.size(name) for name in names}
 
     @functools.cached_property
     def score_scale(self) -> float:
@@ -650,9 +659,12 @@ def check_params(params: Params, layout: Layout) -> None:
     Nested dicts in `params`, such as adapters, are not checked.
 
     Raises:
-      TypeError: `params` is not a dict.
+      TypeError: `params` is not a dict, or `layout` no layout.
       ValueError: a weight is missing, superfluous, of another shape or no array.
     """
+    if not isinstance(layout, Layout):
+        name = type(layout).__name__
+        raise TypeError(f"the arguments are (params, x, layout): {name} is no attnlab.heads.Layout")
     if not isinstance(params, Mapping):
         name = type(params).__name__
         raise TypeError(f"the arguments are (params, x, layout): params must be a dict, not {name}")

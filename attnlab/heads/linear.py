@@ -56,8 +56,7 @@ def normalize(params: Params, name: str, a: Array, kind: str, eps: float) -> Arr
     weights = {"scale": params[name]}
     if f"{name}_bias" in params:
         weights["bias"] = params[f"{name}_bias"]
-    normalized: Array = NORM_KINDS[kind](weights, a, eps=eps)
-    return normalized
+    return NORM_KINDS[kind](weights, a, eps=eps)
 
 
 def compress(params: Params, name: str, x: Array, eps: float) -> Array:

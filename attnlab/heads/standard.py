@@ -11,7 +11,7 @@ from jaxtyping import Array
 from attnlab.heads.bilinear import Bilinear, stacked_scores
 from attnlab.heads.factors import Floats, Weights, factor
 from attnlab.heads.head_norm import HeadNorm
-from attnlab.heads.layout import OUTPUT, Bias, Blocked, Entries, Layout, Rewrite, Rotate
+from attnlab.heads.layout import OUTPUT, VALUES, Bias, Blocked, Entries, Layout, Rewrite, Rotate
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.weights import Params, Weight, without
@@ -143,9 +143,7 @@ class Separate(Layout):
             return without(weights, "q", "k", "mixing", "q_bias", "k_bias") | made
 
         bilinear = self.to(
-            Bilinear,
-            scale=self.score_scale,
-            biases=tuple(b for b in self.biases if b != "k"),
+            Bilinear, scale=self.score_scale, biases=tuple(b for b in self.biases if b != "k")
         )
         flops = 2 * self.width * self.num_heads * self.size("key_width") * self.size("head_dim")
         rotary = "rotary positions are applied between W_Q and W_K"
@@ -192,9 +190,7 @@ class Standard(Separate):
         return {
             "q": Weight("project_q", ("width",), ("num_heads", "head_dim")),
             "k": Weight("project_kv", ("key_width",), ("num_kv_heads", "head_dim"), changes=("k",)),
-            "v": Weight(
-                "project_kv", ("value_width",), ("num_kv_heads", "value_dim"), changes=("v",)
-            ),
+            "v": VALUES,
             "o": OUTPUT,
         }
 

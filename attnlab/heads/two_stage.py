@@ -87,14 +87,11 @@ class LowRankQuery(Standard):
     rank = "width, query_latent_dim, head_dim"
     source = "Hu et al. 2024, Multi-matrix Factorization Attention, arXiv 2412.19255"
     can_tie = "kv"
+    default_num_kv_heads = 1
+    """One key and value head for all."""
 
     query_latent_dim: int | None = None
     latent_norm: bool = True
-
-    @property
-    def default_num_kv_heads(self) -> int:
-        """One key and value head for all."""
-        return 1
 
     @property
     def default_head_dim(self) -> int:

@@ -149,8 +149,8 @@ def composition_scores(
       is zeros, NaN where j reads before l writes.
 
     Raises:
-      ValueError: `by` is none of q, k and v; or `circuit` raises it, for "ov" or, unless `by` is
-        "v", for "qk".
+      ValueError: `by` is none of q, k and v; attention is "cross", which reads what the encoder
+        writes; or `circuit` raises it, for "ov" or, unless `by` is "v", for "qk".
 
     >>> config = ModelConfig(width=8, num_layers=3)
     >>> params = jax.jit(config.build().init)(jax.random.key(0), jnp.zeros((1, 2), int))["params"]
@@ -159,6 +159,7 @@ def composition_scores(
     ((3, 4, 3, 4), True)
     """
     check_choice("composition", by, get_args(ReadBy))
+    check_choice("attention", attention, ("self", "encoder"))
     with float64():
         weights = _HeadMatrices(config, params, attention)
         num_layers, (v, o) = weights.config.num_layers, weights.ov()

@@ -180,6 +180,9 @@ def head_importance(loss: Loss, gates: HeadGates) -> Float[Array, "R N"]:
       loss: patch -> the loss of each text [B], as `token_loss` makes it.
       gates: the heads.
 
+    Raises:
+      ValueError: the loss is not one number for each text.
+
     >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
     >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
@@ -188,9 +191,10 @@ def head_importance(loss: Loss, gates: HeadGates) -> Float[Array, "R N"]:
     >>> head_importance(loss, gates).shape
     (2, 4)
     """
-    num_texts = jax.eval_shape(lambda: loss({})).shape[0]
-    rows, heads = gates.shape
-    ones = jnp.ones((rows, num_texts, heads))
+    shape, (rows, heads) = jax.eval_shape(lambda: loss({})).shape, gates.shape
+    if len(shape) != 1:
+        raise ValueError(f"loss {shape} must be [B], one number for each text: leave out the mean")
+    ones = jnp.ones((rows, *shape, heads))
     gradients = jax.grad(lambda gate: jnp.sum(loss(gates.patch(gate))))(ones)
     return jnp.mean(jnp.abs(gradients), axis=1)
 

@@ -27,7 +27,7 @@ LINEAR = frozenset({
 """Primitives that are linear in all operands together."""
 SUMS = frozenset({"add", "add_any", "sub", "concatenate", "pad"})
 """Of these, the ones that combine an operand with a constant."""
-PRODUCTS = {"mul": (0, 1), "dot_general": (0, 1), "div": (0,), "select_n": (1, 2), "gather": (0,)}
+PRODUCTS = {"mul": (0, 1), "dot_general": (0, 1), "div": (0,), "gather": (0,)}
 """Primitive -> operands in one of which it is linear while the others are constants."""
 CALLS = frozenset({
     "pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call",

@@ -208,7 +208,8 @@ def decompose_residual(
     terms = {"embedding": x}
     for outputs in written.values():
         terms |= {n: jnp.zeros((count, *a.shape[1:]), x.dtype) for n, a in outputs.items()}
-    if _norms_add_bias(stack, x):
+    norm = stack.config.norm
+    if norm.has_bias and (norm.places.after or norm.places.after_sum):
         terms["norm_bias"] = jnp.zeros((count, *x.shape), x.dtype)
     if not count:
         return terms
@@ -308,13 +309,6 @@ def _written(stack: Recording, sublayer: SublayerName) -> Terms:
         f"{prefix}heads": scale * jnp.moveaxis(heads, 2, 1),
         f"{prefix}attention_bias": scale * bias,
     }
-
-
-def _norms_add_bias(stack: Recording, x: Array) -> bool:
-    """Do norms in the residual stream add a bias?"""
-    norms, xs = stack.norms(0), [jnp.ones_like(x)] * (1 + len(stack.config.layer.sublayers))
-    affine = linearize_at(lambda x, *written: stack.run(norms, x, written), *xs)
-    return affine.constant is not None
 
 
 def sum_terms(terms: Mapping[str, Array], ndim: int = 3) -> Array:

@@ -170,10 +170,8 @@ def _project(
 
 def _bias(stack: Recording, layer: int, head: int) -> Array | None:
     """Bias of relative positions in the scores of this head."""
-    config, at = stack.config, stack.positions
-    table, two_sided = stack.params.get("relative_bias"), config.kind == "encoder"
-    table = None if table is None else jnp.asarray(table)
-    num_heads = config.heads.num_heads
+    config, table, at = stack.config, stack.params.get("relative_bias"), stack.positions
+    two_sided, num_heads = config.kind == "encoder", config.heads.num_heads
     bias = position_bias(
         config.positions, table, num_heads, at, at, two_sided=two_sided, layer=layer
     )

@@ -318,7 +318,8 @@ def evaluate_heads(
       draws, seed: of the bootstrap.
 
     Raises:
-      ValueError: other labels, labels without a word in the test sentences, or one test sentence.
+      ValueError: other labels or none, labels without a word in the test sentences, or one test
+        sentence.
 
     >>> cases, offsets = np.full((2, 1), 3), np.ones((2, len(OFFSETS), 1))
     >>> heads = 2 * np.ones((2, 1, 4, 2, 1))  # each of 4 heads right about 2 of 3 words
@@ -326,7 +327,7 @@ def evaluate_heads(
     >>> [(score.label, score.cases) for score in evaluate_heads(counts, counts)]
     [('nsubj', 6)]
     """
-    if selection.labels != test.labels or not test.cases.sum(0).all():
+    if not test.labels or selection.labels != test.labels or not test.cases.sum(0).all():
         raise ValueError(
             "selection and test need the same labels, each with a word in the test sentences: use "
             "those of frequent_labels"

@@ -11,7 +11,7 @@
     print(results.compare({"layout": "standard"}))
     lab.report(results, "runs/layouts/report.html")
 
-A sweep that was stopped or killed goes on when it is called again, with the same numbers. Runs are
+To resume a sweep that was stopped or killed, call it again: the numbers are the same. Runs are
 spread over the cores or GPUs of this machine (`LocalExecutor`) or a cluster (`SlurmExecutor`).
 Policies (`AddSeeds`, `DecideComparisons`, `TuneLearningRate`) read results and propose further
 runs. Needs the extra `lab`.

@@ -23,7 +23,7 @@ Tags: TypeAlias = Mapping[str, Tag]
 class Expectation(Spec):
     """An expected result: every seed of a number is at most, at least or exactly `value`.
 
-    Raises ValueError for another relation.
+    Raises ValueError for another relation, and for a text with other names in braces.
 
     Attributes:
       tags: of the variant.
@@ -41,6 +41,17 @@ class Expectation(Spec):
     text: str
     over: Tags | None = None
     number: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = ("mean", "min", "max", "ratio") if self.over else ("mean", "min", "max")
+        try:
+            self.text.format(**dict.fromkeys(names, 0.0))
+        except (LookupError, ValueError) as error:
+            raise ValueError(
+                f"text {self.text!r} ({error!r}): in braces write {', '.join(names)}; ratio needs "
+                "`over`"
+            ) from None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -31,9 +31,6 @@ from attnlab.training.objectives.objective import Inputs
 from attnlab.training.optimizers import OPTIMIZERS, frozen_mask
 from attnlab.training.step import InitParams
 
-OPTIONS = ("start", "init", "callbacks", "matched")
-"""Fields of an experiment that are JSON as they are."""
-
 
 @runtime_checkable
 class Init(Protocol):
@@ -88,6 +85,7 @@ class Experiment:
     def __post_init__(self, checks_data: bool) -> None:
         check_field("model", self.model, ModelConfig)
         check_field("train", self.train, TrainConfig)
+        check_field("data", self.data, DataConfig)
         check_field("start", self.start, str)
         check_field("callbacks", self.callbacks, tuple[object, ...])
         self._use_names()
@@ -157,7 +155,7 @@ class Experiment:
             "model": json.loads(flags.to_json(self.model)),
             "train": self.train.to_dict(),
             "data": {"source": source, **dataclasses.asdict(self.data)},  # type: ignore[call-overload]
-            **{name: getattr(self, name) for name in OPTIONS},
+            **{name: getattr(self, name) for name in ("start", "init", "callbacks", "matched")},
         }
         return found | ({IMPORTS: imports} if (imports := self._imports()) else {})
 
@@ -179,10 +177,12 @@ class Experiment:
         """The experiment that `to_dict` described, not checked against its data.
 
         Raises:
-          ValueError: an unknown data source or task, or a field that is not known.
+          ValueError: an unknown data source or task, a field that is not known, or one that is
+            missing.
         """
         import_those(fields.get(IMPORTS, ()))
-        more: JSON = {name: fields[name] for name in ("task", *OPTIONS) if name in fields}
+        parts = ("model", "train", "data", IMPORTS)
+        more: JSON = {name: value for name, value in fields.items() if name not in parts}
         try:
             return cls(
                 model=flags.from_json(json.dumps(fields["model"])),
@@ -191,7 +191,7 @@ class Experiment:
                 checks_data=False,
                 **more,
             )
-        except TypeError as error:
+        except (KeyError, TypeError) as error:
             raise ValueError(f"not an experiment of this version of attnlab: {error}") from None
 
     @classmethod

@@ -54,9 +54,8 @@ def read_threads(workdir: Path) -> int | None:
 
 
 def write_threads(workdir: Path, count: int) -> None:
-    """Keeps them for the next start."""
+    """Keeps them for the next start; the workdir exists."""
     if read_threads(workdir) != count:
-        workdir.mkdir(parents=True, exist_ok=True)
         write_atomic(workdir / RESOURCES, json.dumps({"threads": count}).encode())
 
 

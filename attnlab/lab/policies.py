@@ -12,7 +12,7 @@ import numpy as np
 
 from attnlab.lab.experiment import Experiment
 from attnlab.lab.result import RunResult
-from attnlab.lab.results import Results, check_named, data_of
+from attnlab.lab.results import Results, data_of, planned_results
 from attnlab.lab.spec import RunSpec, Tag, with_values
 from attnlab.lab.stats import (
     LOOKS,
@@ -85,14 +85,15 @@ class DecideComparisons:
     of `Description` and of `compare_pairs`).
 
     Attributes:
-      pairs: the comparisons, one family for Holm's correction; empty: every two variants.
+      pairs: the comparisons, one family for Holm's correction; empty: every two variants. Those of
+        a variant that a policy before left out are left out, too.
       most: seeds of a variant.
       margin: equivalence margin; 0: none.
       step: seeds that are added at once; with several texts more, where there would be more than
         the 4 looks at scores that their p-values count.
 
     Raises (when it is called):
-      ValueError: tags in `pairs` name no variant, or several.
+      ValueError: tags in `pairs` name several variants, or every pair has tags that name none.
     """
 
     pairs: Pairs = ()
@@ -103,11 +104,14 @@ class DecideComparisons:
 
     def __call__(self, specs: Sequence[RunSpec], run: Run) -> list[RunSpec]:
         """The specs with the seeds that are added."""
-        check_named((tags for pair in self.pairs for tags in pair), specs)
+        known = planned_results(specs)
+        pairs = [pair for pair in self.pairs if all(map(known.with_tags, pair))]
+        for tags in itertools.chain(*(pairs or self.pairs)):
+            known.variant(tags)  # raises
         step, planned = self.step, len({spec.seed for spec in specs})
         if len({repr(spec.config.data) for spec in specs}) > 1:  # p-values then count LOOKS
             step = max(step, math.ceil((self.most - planned) / (LOOKS - 1)))
-        return run_proposed(specs, run, dataclasses.replace(self, step=step).propose)
+        return run_proposed(specs, run, dataclasses.replace(self, step=step, pairs=pairs).propose)
 
     def propose(self, results: Results) -> list[RunSpec]:
         """Further seeds of the variants of undecided comparisons."""
@@ -142,11 +146,11 @@ class TuneLearningRate:
     """Chooses a learning rate for each variant: the wanted runs are those at the chosen rates.
 
     Each variant is run at rates around its own, then further out until the best one lies between
-    two others; between the best rate and a neighbour that diverged the one half-way is tried. These
+    two others; if the next rate above the best one diverged, the one half-way is tried. These
     runs are a sweep of their own in the folder `tuning` of the workdir, with a seed that no other
     run has and the rate as the tag "learning_rate". The scores are those of the main metric on the
-    validation part, so the held-out part judges nothing here. A variant of which a run failed is
-    left out.
+    validation part, so the held-out part judges nothing here. A variant of which a run failed, or
+    every run diverged, is left out.
 
     Attributes:
       count: rates that each variant begins with, 3 or more.
@@ -200,13 +204,14 @@ class TuneLearningRate:
 def run_proposed(
     specs: Sequence[RunSpec], run: Run, propose: Callable[[Results], list[RunSpec]]
 ) -> list[RunSpec]:
-    """Runs specs, and what is proposed after reading their results until that is nothing.
+    """Runs specs, and what is proposed after reading their results until that is nothing, or
+    another process still has a run (`sweep(waits=False)`).
 
     Returns:
       All of them.
     """
     wanted = list(specs)
-    while proposed := propose(run(wanted)):
+    while len(results := run(wanted)) == len(wanted) and (proposed := propose(results)):
         wanted += proposed
     return wanted
 
@@ -374,7 +379,7 @@ def _rates_in(table: Sequence[Mapping[str, str]], variant: VariantKey) -> set[fl
     return {
         float(row[RATE])
         for row in table
-        if RATE in row
+        if row.get(RATE)
         and all(_cell(row.get(f"{name} (tag)", row.get(name))) == _cell(v) for name, v in variant)
     }
 

@@ -14,6 +14,7 @@ from attnlab.lab.result import MetricInfo, ModelSizes, RunResult, Scores, metric
 from attnlab.lab.spec import RunSpec, Tag, as_tag
 from attnlab.lab.stats import Comparison, SeedScores, VariantKey, average_effects, compare_pairs
 from attnlab.lab.text_table import counted
+from attnlab.load import IMPORTS
 from attnlab.nested import differing, field_path, flatten
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Results(Sequence[RunResult]):
 
     def table(self, metric: str | None = None) -> "DataFrame":
         """One row a variant, best mean first: mean, standard deviation over seeds and number of
-        scores of the held-out `metric`; runs that diverged; sizes.
+        scores of the held-out `metric`; runs that diverged; sizes; mean seconds of the others.
 
         Raises:
           ValueError: no run has the metric.
@@ -153,6 +154,7 @@ class Results(Sequence[RunResult]):
         rows = []
         for variant, scores in self.scores(metric).items():
             runs = self.variants[variant]
+            seconds = [run.timing.seconds for run in runs if run.status == "complete"]
             rows.append(_beside(variant, {
                 "mean": float(np.mean(list(scores.values()))) if scores else math.nan,
                 "sd": spread(scores),
@@ -160,7 +162,7 @@ class Results(Sequence[RunResult]):
                 **({"texts": len({text for text, _ in scores})} if len(self.texts) > 1 else {}),
                 "diverged": sum(run.status == "diverged" for run in runs),
                 **_sizes(runs[0]),
-                "seconds": float(np.mean([run.timing.seconds for run in runs])),
+                "seconds": float(np.mean(seconds)) if seconds else math.nan,
             }))  # fmt: skip
         return _frame(rows).sort_values(
             "mean", ascending=self.sign(metric) > 0, ignore_index=True, kind="stable"
@@ -183,9 +185,13 @@ class Results(Sequence[RunResult]):
         data = json.loads(data_of(run))
         return ", ".join(f"{name}={data.get(name)!r}" for name in self._text_fields)
 
+    def with_tags(self, tags: Mapping[str, Tag]) -> list[VariantKey]:
+        """The variants that have these tags."""
+        return [v for v in self.variants if all(dict(v).get(k) == w for k, w in tags.items())]
+
     def variant(self, tags: Mapping[str, Tag]) -> VariantKey:
         """The one variant that has these tags. Raises ValueError where none or several do."""
-        fits = [v for v in self.variants if all(dict(v).get(k) == w for k, w in tags.items())]
+        fits = self.with_tags(tags)
         if len(fits) != 1:
             known = "; ".join(str(dict(v)) for v in self.variants)
             raise ValueError(f"{dict(tags)} names {len(fits)} variants; there are {known}")
@@ -296,18 +302,25 @@ def data_of(run: RunResult) -> str:
 
 
 def config_fields(run: RunResult) -> dict[str, Tag]:
-    """Path -> value of the config of a run without its data and seeds."""
+    """Path -> value of the config of a run without its data and seeds, and without the places of
+    modules, which may move."""
     fields = run.spec.config.to_dict()
     del fields["data"], fields["train"]["seeds"]
+    fields.pop(IMPORTS, None)
     return {field_path(path): as_tag(value) for path, value in flatten(fields).items()}
+
+
+def planned_results(specs: Iterable[RunSpec]) -> Results:
+    """Of runs that are still to come: their variants, without scores."""
+    sizes = ModelSizes(parameters=0, applied_parameters=0, flops_per_token=0, ffn_width=0)
+    return Results(
+        RunResult(spec=spec, status="complete", scores=Scores(), sizes=sizes) for spec in specs
+    )
 
 
 def check_named(named: Iterable[Mapping[str, Tag]], specs: Iterable[RunSpec]) -> None:
     """Raises ValueError unless each of these tags will name one variant of the runs of `specs`."""
-    sizes = ModelSizes(parameters=0, applied_parameters=0, flops_per_token=0, ffn_width=0)
-    planned = Results(
-        RunResult(spec=spec, status="complete", scores=Scores(), sizes=sizes) for spec in specs
-    )
+    planned = planned_results(specs)
     for tags in named:
         planned.variant(tags)
 

@@ -186,9 +186,12 @@ def _initial(
     rows = jax.tree.map(jnp.asarray, dataset.heldout(1))
     tokens = np.asarray(objective.prepare(rows, jax.random.key(0)).inputs["tokens"])
     params, change = with_plan_of(start.config, start.params, experiment.model, tokens)
-    other = start.record and start.record["source"]["sha256"] != dataset.digest
+    if not start.record:
+        return params, f"{start.name}; {change}"
+    other = start.record["source"]["sha256"] != dataset.digest
     more = "; it was trained on other data" if other else ""
-    return params, f"{start.description}; {change}{more}"
+    run = f"seed {start.seed} of {start.name} after {start.steps:,} steps"
+    return params, f"{run}; {change}{more}"
 
 
 def _result(
@@ -270,8 +273,7 @@ def load_data(
       datasets: that of the last run of this process; it is replaced where another is loaded.
     """
     place = _shared_by(experiment, shared)
-    place.mkdir(parents=True, exist_ok=True)
-    with waiting(place / "lock"), keep_in(shared / "texts"):
+    with waiting(place), keep_in(shared / "texts"):
         if (folder / "tokenizer.json").exists():
             return experiment.data.load(experiment.train.length, folder)
         if datasets and place.name in datasets:
@@ -295,7 +297,7 @@ def _shared_by(experiment: Experiment, shared: Path) -> Path:
 def load_baselines(dataset: Dataset, place: Path) -> Baselines:
     """The baselines of the data that are finite, computed once for all runs that share `place`."""
     path = place / f"baselines-{dataset.digest[:16]}.json"
-    with waiting(path.with_suffix(".lock")):
+    with waiting(place):
         if not path.exists():
             write_atomic(path, json.dumps(dataset.baselines()).encode())
     found: Baselines = json.loads(path.read_text())

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from attnlab.fields import check_field
 from attnlab.lab.experiment import Experiment
 from attnlab.load import IMPORTS
-from attnlab.models import ModelConfig, flags
+from attnlab.models import flags
 from attnlab.models.budget import Budget, match_budget, with_layout
 from attnlab.names import lookup, nearest, reference
 from attnlab.nested import JSON, flatten
@@ -26,12 +28,21 @@ POSITIONS = "model.positions.kind"
 
 
 def as_tag(value: object) -> Tag:
-    """A value as a tag: an object without a text of its own gets its name in its module."""
+    """A value as a tag: a number of NumPy becomes one of Python, an object without a text of its
+    own, also in a tuple, gets its name in its module."""
+    value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, Tag):
         return value
-    if isinstance(value, Objective) or (callable(value) and not dataclasses.is_dataclass(value)):
+    if _has_name(value):
         return reference(value).rpartition(":")[2]
+    if isinstance(value, tuple) and any(map(_has_name, value)):  # callbacks
+        value = tuple(as_tag(one) if _has_name(one) else one for one in value)
     return str(value)
+
+
+def _has_name(value: object) -> bool:
+    is_function = callable(value) and not dataclasses.is_dataclass(value)
+    return is_function or isinstance(value, Objective)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +75,7 @@ class RunSpec:
                 f"id {self.id!r} names a folder: letters, digits and . _ = + - only, at most 151"
             )
         object.__setattr__(self, "seed", check_field("seed", self.seed, int, least=0, below=2**32))
+        object.__setattr__(self, "tags", {name: as_tag(value) for name, value in self.tags.items()})
 
     @property
     def title(self) -> str:
@@ -186,7 +198,7 @@ def specs_of(
     base: Experiment,
     variants: Sequence[Variant],
     seeds: Sequence[int],
-    match: Match | tuple[Budget, ModelConfig] | None = None,
+    match: Match | Budget | None = None,
 ) -> list[RunSpec]:
     """A spec for each variant and seed.
 
@@ -194,7 +206,8 @@ def specs_of(
       base: what the runs have in common.
       variants: what they change in it.
       seeds: of each, but of variants that set "train.seeds".
-      match: the budget that is made equal, to that of a reference model.
+      match: the budget that is made equal, to that of a reference model; without a `Match`, to that
+        of the model of `base`.
 
     Raises:
       ValueError: an unknown field, a value that makes no model, two variants of one name, or
@@ -205,13 +218,16 @@ def specs_of(
     [('1_heads-seed7', {'name': '1 heads'}), ('2_heads-seed7', {'name': '2 heads'})]
     """
     _check_list("seeds", seeds)
+    reference = base.model
     if isinstance(match, Match):
-        match = match.budget, with_layout(base.model, match.layout, match.sharing)
+        reference = with_layout(base.model, match.layout, match.sharing)
+        match = match.budget
     specs = []
     for variant in variants:
         config, stem = with_values(base, variant.values), variant.id and f"{variant.id}-"
         if match:
-            config = _matched(config, *match)
+            found = match_budget(config.model, reference, match, length=config.train.length)
+            config = dataclasses.replace(config, model=found.config, matched=match)
         if "start" in variant.values:
             config.check_start()
         tags = variant.all_tags
@@ -245,14 +261,7 @@ def product(
     >>> [spec.id for spec in specs][:3]
     ['standard-separate-seed0', 'standard-separate-seed1', 'wide-separate-seed0']
     """
-    base = base or Experiment()
-    return specs_of(base, grid(**values), seeds, (match, base.model) if match else None)
-
-
-def _matched(config: Experiment, budget: Budget, reference: ModelConfig) -> Experiment:
-    """With the size that gives it the budget of a reference. Raises ValueError."""
-    found = match_budget(config.model, reference, budget, length=config.train.length)
-    return dataclasses.replace(config, model=found.config, matched=budget)
+    return specs_of(base or Experiment(), grid(**values), seeds, match)
 
 
 def _check_list(name: str, values: object) -> None:

@@ -139,9 +139,18 @@ def sweep(
         return load_results(workdir / folder, specs)
 
     for policy in policies:
-        wanted = list(policy(wanted, run))
+        try:
+            wanted = list(policy(wanted, run))
+        except ValueError:
+            if failed:  # so variants are left out which this policy needs
+                raise failed[0] from None
+            raise
+        if not wanted:  # nothing is left for the policies behind it
+            break
     if failed and not wanted:
         raise failed[0]
+    if not wanted and not waits:  # other processes have all runs that a policy waits for
+        return Results([])
     results = run(wanted)
     if failed:
         raise failed[0]

@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import math
 import os
 import shutil
 import socket
@@ -33,7 +34,6 @@ import jax
 
 from attnlab.atomic import is_partial, write_atomic
 from attnlab.data import Dataset
-from attnlab.extras import extra
 from attnlab.lab.machine import PROVENANCE, environment, write_provenance
 from attnlab.lab.result import FILE as RESULT
 from attnlab.lab.result import RunResult, data_info, read_result
@@ -76,11 +76,12 @@ def hold(folder: Path, patience: float = 0.3) -> Iterator[None]:
     Raises:
       RunInUse: another process, or another `hold` of this one, has it for `patience` seconds.
     """
-    path, until = folder / LOCK, time.monotonic() + patience
+    path, until, pause = folder / LOCK, time.monotonic() + patience, 0.02
     while isinstance(file := _take(path, "a+"), str):
         if time.monotonic() > until:  # else it may be no more than a call of `holder`
             raise RunInUse(folder, file)
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.5)  # who waits for minutes should not keep a shared disk busy
     with file:
         file.truncate(0)
         file.write(json.dumps(_ourselves()) + "\n")
@@ -92,6 +93,14 @@ def hold(folder: Path, patience: float = 0.3) -> Iterator[None]:
         finally:
             done.set()
             path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def waiting(folder: Path) -> Iterator[None]:
+    """Holds `folder`, made where it is missing, as soon as nobody else does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold(folder, math.inf):
+        yield
 
 
 def holder(folder: Path) -> str | None:
@@ -198,7 +207,7 @@ def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
     there = specs_in(workdir)
     if all(there.get(spec.id) == spec for spec in specs):
         return
-    with waiting(workdir / f"{SPECS}.lock"):
+    with waiting(workdir):
         there = specs_in(workdir)  # another sweep may have added some
         for spec in specs:
             old, folder = there.get(spec.id, spec), run_folder(workdir, spec)
@@ -266,16 +275,6 @@ def held(folder: Path) -> Iterator[None]:
                     "use an empty or new --workdir"
                 )
     with hold(folder):
-        yield
-
-
-@contextlib.contextmanager
-def waiting(path: Path) -> Iterator[None]:
-    """Waits until no other process makes the same file."""
-    with extra("train"):
-        import filelock
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(path):
         yield
 
 

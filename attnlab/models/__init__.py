@@ -1,4 +1,4 @@
-"""Models: config, layers, embeddings, output heads, and the Flax modules that own parameters."""
+"""Models: config, layers, embeddings, LM and classifier heads, and the Flax modules."""
 
 from attnlab.models.budget import Match, match_budget, with_layout
 from attnlab.models.config import EncoderConfig, LayerOverrides, LayerSpec, ModelConfig
@@ -59,9 +59,8 @@ __all__ = [
     "LayerOutputs", "LayerOverrides", "LayerSpec", "LayerStack", "LayersOfType", "Learned", "Match",
     "ModelConfig", "ModelInputs", "MultiHeadAttention", "NoPositions", "Norm", "OutputHead",
     "Outputs", "Relative", "Rotary", "Sampling", "Sinusoidal", "Source", "StackOutputs",
-    "applied_parameters", "cache_bytes_per_token", "captured_per_layer",
-    "check_params", "describe", "describe_attention", "explain_model", "feed_forward",
-    "flops_per_token", "from_dict",
+    "applied_parameters", "cache_bytes_per_token", "captured_per_layer", "check_params", "describe",
+    "describe_attention", "explain_model", "feed_forward", "flops_per_token", "from_dict",
     "from_json", "generate", "head_distance", "identical_heads", "init_layer", "layer_values",
     "limit_logits", "match_budget", "matrix_axes", "model_values", "num_parameters", "param_shapes",
     "parameters_by_uses", "prefill", "run_layers", "run_model", "shard_axes", "stream", "to_dict",

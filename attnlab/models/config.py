@@ -11,14 +11,7 @@ import jax.numpy as jnp
 
 from attnlab.attention.masks import Edges
 from attnlab.fields import Spec, as_count, bounded
-from attnlab.heads import (
-    Cache,
-    Layout,
-    Standard,
-    explain_heads,
-    init_cache,
-    kv_weight_names,
-)
+from attnlab.heads import Cache, Layout, Standard, explain_heads, init_cache, kv_weight_names
 from attnlab.heads.cost import CallSizes, cache_shapes, choose, form
 from attnlab.models.specs import (
     FFN,
@@ -437,6 +430,8 @@ def check_sublayers(config: ModelConfig) -> None:
 def check_heads(config: ModelConfig) -> None:
     """Raises ValueError for heads that do not fit the layers, the positions or the backend."""
     layout, attention, rotary = config.layout, config.attention, config.positions.is_rotary
+    if {*layout.input_widths} != {config.width}:
+        raise ValueError(f"the model has width {config.width}: leave key_width and value_width out")
     if layout.size("out_width") != config.width:
         raise ValueError(
             f"the heads return width {layout.size('out_width')}, the model has {config.width}; set "
@@ -482,7 +477,7 @@ def _refusal(config: ModelConfig, backend: str) -> object:
             dropout_rate=rate,
             dropout_key=jax.random.key(0) if rate else None,
         )
-        reasons.append(report["implementation"][backend])
+        reasons.append(report["implementation"].get(backend))  # heads may have no softmax
     return None if "chosen: requested" in reasons else reasons[-1]
 
 

@@ -19,12 +19,7 @@ from attnlab.models.cost import (
     sublayer_parameters,
     weight_flops,
 )
-from attnlab.models.forward import (
-    ModelInputs,
-    check_inputs,
-    encoder_call,
-    prepare_text,
-)
+from attnlab.models.forward import ModelInputs, check_inputs, encoder_call, prepare_text
 from attnlab.models.params import num_outer_parameters, owned_stacks, param_shapes
 from attnlab.models.stack import run_layers
 from attnlab.sharing import Params, plan_name

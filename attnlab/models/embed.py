@@ -11,12 +11,7 @@ from jaxtyping import Array, Float, Inexact, Int
 from attnlab.attention.score_mods import alibi_slopes
 from attnlab.attention.segments import restarted
 from attnlab.heads import Layout
-from attnlab.heads.positions import (
-    relative_buckets,
-    rotary_angles,
-    sinusoidal,
-    sinusoidal_halves,
-)
+from attnlab.heads.positions import relative_buckets, rotary_angles, sinusoidal, sinusoidal_halves
 from attnlab.models.config import ModelConfig
 from attnlab.models.ffn import dense, norm_shapes, normalize
 from attnlab.models.specs import (
@@ -149,7 +144,7 @@ def default_positions(
     """The position of each token of whole texts; None means 0, 1, 2, ...
 
     Packed texts, whose tokens stand in a row, count from 0 each. Relative positions and ALiBi are
-    distances, which packing does not change.
+    distances, which packing does not change; a table or a `position_scale` beside them counts.
 
     >>> ids = jnp.array([[1, 1, 2, 2, 2]])
     >>> default_positions(ModelConfig(), ids, segments=ids).tolist()
@@ -158,9 +153,11 @@ def default_positions(
     >>> default_positions(config, jnp.array([[5, 6, 1]])).tolist()
     [[2, 3, 1]]
     """
-    pad_token: int | None = getattr(config.positions, "pad_token", None)
+    spec = config.positions
+    pad_token: int | None = getattr(spec, "pad_token", None)
     if pad_token is None:
-        if segments is None or isinstance(config.positions, Alibi | Relative):
+        counts = spec.is_learned or config.attention.position_scale is not None
+        if segments is None or (isinstance(spec, Alibi | Relative) and not counts):
             return None
         return restarted(jnp.arange(segments.shape[1]), segments)
     if tokens.ndim != 2:

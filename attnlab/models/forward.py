@@ -28,7 +28,7 @@ from attnlab.models.ffn import dropout, normalize
 from attnlab.models.head import classify, lm_head, pool
 from attnlab.models.layer import LayerInputs, Source
 from attnlab.models.params import check_params, empty_sublayers, encoder_params
-from attnlab.models.specs import Alibi, Learned, Relative, Sinusoidal
+from attnlab.models.specs import Alibi, Relative, Sinusoidal
 from attnlab.models.stack import (
     HeadMask,
     LayersOfType,
@@ -70,8 +70,8 @@ class ModelInputs:
       token_types: [B, T]; None is type 0.
       head_mask: multiplies each head, [L, N] or [L, B, N]; L arrays where layers differ in their
         number of heads.
-      cache: of `config.init_cache`; tokens are the next ones. A position past `max_len`, or a full
-        cache, gives NaN.
+      cache: of `config.init_cache`; tokens are the next ones. A position past the end of a table,
+        or a full cache, gives NaN.
       source: tokens [B, S] that the encoder of an encoder_decoder reads.
       source_padding_mask: [B, S], True = a token of the source.
       encoded: `Outputs.encoded` of an earlier call; the encoder is not run again.
@@ -260,11 +260,7 @@ def check_inputs(
 
 
 def _check_text(
-    config: ModelConfig,
-    side: str,
-    tokens: Array,
-    mask: ArrayLike | None,
-    segments: Array | None,
+    config: ModelConfig, side: str, tokens: Array, mask: ArrayLike | None, segments: Array | None
 ) -> tuple[Array | None, Array | None]:
     """The padding mask and the segments of a text, each of which hides what the other hides.
 
@@ -312,11 +308,12 @@ def _check_positions(
 ) -> Array | None:
     """The positions of a call; None for 0, 1, 2, ..., or those that follow a cache."""
     spec, shape = config.positions, tokens.shape[:2]
+    has_table = spec.is_learned or isinstance(spec, Sinusoidal)
     if inputs.positions is None:
         if inputs.cache is not None:
             return None
         made = default_positions(config, tokens, segments)
-        if made is not None and segments is not None and isinstance(spec, Learned | Sinusoidal):
+        if made is not None and segments is not None and has_table:
             check_range("position", made, config.max_len, mask)
         return made
     positions = check_array("positions", inputs.positions, "an integer")
@@ -328,7 +325,7 @@ def _check_positions(
         raise ValueError(
             f"positions {spec.name!r} are distances from tokens of the cache; leave positions out"
         )
-    if isinstance(spec, Learned | Sinusoidal):
+    if has_table:
         check_range("position", inputs.positions, config.max_len, mask)
     return positions.astype(int)  # their differences may be negative
 
@@ -357,8 +354,9 @@ def _dropout_keys(config: ModelConfig, inputs: ModelInputs, next_key: NextKey) -
     if next_key is None:
         return {}
     spec = config.dropout
+    of_embeddings = spec.embedding is not None or "embeddings" in spec.places
     drops = {
-        "embeddings": bool(spec.embedding_rate) and "embeddings" in spec.places,
+        "embeddings": bool(spec.embedding_rate) and of_embeddings,
         "layers": spec.is_active,
         "final": bool(spec.rate) and "final" in spec.places,
     }

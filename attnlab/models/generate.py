@@ -29,13 +29,7 @@ from attnlab.fields import Spec, as_count, bounded
 from attnlab.heads.cache import stacked_size
 from attnlab.models.config import ModelConfig, check_cached_length
 from attnlab.models.embed import check_range, check_tokens
-from attnlab.models.forward import (
-    ModelCache,
-    ModelInputs,
-    cache_by_type,
-    check_inputs,
-    run_model,
-)
+from attnlab.models.forward import ModelCache, ModelInputs, cache_by_type, check_inputs, run_model
 from attnlab.models.params import check_params
 from attnlab.names import check_keywords
 from attnlab.sharing import Params

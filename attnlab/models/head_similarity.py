@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from attnlab import heads
 from attnlab.models.config import ModelConfig
-from attnlab.models.params import Leaf, head_layouts, leaves
+from attnlab.models.params import Leaf, check_params, head_layouts, leaves
 from attnlab.sharing import Params, PyTree
 
 
@@ -68,6 +68,7 @@ def identical_heads(
     """
     if noise and key is None:
         raise ValueError(f"noise={noise} is random; pass key=jax.random.key(seed)")
+    params = check_params(config, params)
     names, made = tuple(names), dict(params)
     for (stack, sublayer), layout in head_layouts(config).items():
         if sublayer not in params.get(stack, {}) or sublayer == "kv":

@@ -233,11 +233,6 @@ class Leaf(NamedTuple):
     weight: Weight | None = None
 
     @property
-    def num_axes(self) -> int:
-        """Axes of the weight itself, without that of parameter groups."""
-        return self.array.ndim - is_stack(self.path[0])
-
-    @property
     def head_axis(self) -> int | None:
         """The axis that numbers heads, counted from the end.
 
@@ -251,7 +246,8 @@ class Leaf(NamedTuple):
 
 
 def leaves(config: ModelConfig, params: PyTree) -> list[Leaf]:
-    """The arrays of params in the order of `jax.tree.leaves`, each with its `Weight`.
+    """The arrays of params, or of the variables {"params": ...}, in the order of `jax.tree.leaves`,
+    each with its `Weight`.
 
     >>> params = {"layers": {"attention": {"q": jnp.zeros((2, 32, 4, 8))}}}
     >>> [(leaf.path, leaf.head_axis) for leaf in leaves(ModelConfig(width=32), params)]
@@ -262,6 +258,7 @@ def leaves(config: ModelConfig, params: PyTree) -> list[Leaf]:
     made = []
     for keys, array in jax.tree_util.tree_flatten_with_path(params)[0]:
         path = tuple(str(getattr(key, "key", key)) for key in keys)
+        path = path[1:] if path[:1] == ("params",) else path
         layout = layouts.get(path[:2]) if len(path) == 3 else None
         weight = None if layout is None else weights[layout].get(path[-1])
         made.append(Leaf(path, array, *((layout, weight) if weight else (None, None))))
@@ -307,7 +304,8 @@ def matrix_axes(config: ModelConfig) -> Callable[[PyTree], PyTree]:
 
 
 def _axes(leaf: Leaf) -> MatrixAxes:
-    size, weight = leaf.num_axes, leaf.weight
+    # Axes of the weight itself, without that of parameter groups.
+    size, weight = leaf.array.ndim - is_stack(leaf.path[0]), leaf.weight
     if size < 2 or leaf.path[-1].endswith(("bias", "scale", "norm")):
         return 0, size
     if weight is not None:

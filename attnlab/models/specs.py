@@ -98,7 +98,7 @@ class FFN(Spec, prefix="ffn."):
       bias: of all its matrices.
       residual_scale: multiplies the residual connection around the FFN; not in the encoder of an
         encoder-decoder.
-      output_scale: multiplies what the FFN adds to the residual stream.
+      output_scale: multiplies the output of the FFN, before a norm behind it.
       clip: of a gated activation, c in act(min(x W_gate, c)) * (clip(x W_up, -c, c) + 1) (gpt-oss,
         arXiv 2508.10925); None: no limit, and nothing is added.
       experts: a mixture of experts in place of one FFN for all tokens; None: no experts.
@@ -152,8 +152,9 @@ class Norm(Spec, prefix="norm."):
       eps: epsilon.
       bias: a learnt bias; None: where the kind is "layer" and has a scale.
       scale: a learnt scale; without one a norm has no weights (OLMo, arXiv 2402.00838).
-      layer_scale: a learnt vector multiplies what each sublayer adds to the residual stream; its
-        initial numbers (LayerScale, Touvron et al. 2021, arXiv 2103.17239). None: there is none.
+      layer_scale: a learnt vector multiplies the output of each sublayer, before a norm behind it;
+        its initial numbers (LayerScale, Touvron et al. 2021, arXiv 2103.17239). None: there is
+        none.
 
     Raises:
       ValueError: a bias where the kind has none, or without a scale.
@@ -235,7 +236,7 @@ class Attention(Spec, prefix="attention."):
       layer_scales: a number per layer that multiplies its scores (GPT-2's reordered attention).
       position_scale: (a, m) multiplies the scores of a query at position p by
         1 + a log(1 + floor(p / m)) (Llama 4, Ministral 3).
-      output_scale: multiplies what self-attention adds to the residual stream.
+      output_scale: multiplies the output of self-attention, before a norm behind it.
 
     Raises:
       ValueError: an unknown backend, or a field out of its bounds.
@@ -265,7 +266,7 @@ class Dropout(Spec, prefix="dropout."):
 
     Attributes:
       rate: of the outputs at `places`.
-      embedding: of the embeddings; None is `rate`.
+      embedding: of the embeddings, whatever `places` are; None is `rate`.
       attention: of attention probabilities.
       ffn: of the hidden layer of the FFN.
       places: where `rate` acts.

@@ -187,10 +187,7 @@ def initial_state(
 
 
 def _block(
-    layers: LayersOfType,
-    cache: Cache | None,
-    capture: tuple[str, ...],
-    patch: Patches | None,
+    layers: LayersOfType, cache: Cache | None, capture: tuple[str, ...], patch: Patches | None
 ) -> Callable[..., Any]:
     """One layer as `run_stacks` takes it."""
     # A layer that attends to the keys of an earlier one writes them to that one's cache again:

@@ -14,7 +14,7 @@ from attnlab.nested import JSON
 LARGEST_COUNT = 2**31 - 1
 LARGEST_NUMBER = 1e38
 MAX_LAYERS = 10_000
-"""And experts."""
+"""Of a model, and experts of a layer."""
 
 # Of tokens, classes and generation: what `metadata` keeps.
 KEPT = """

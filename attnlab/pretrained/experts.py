@@ -16,6 +16,8 @@ SPARSE_STEPS = (Attribute(STEP, 1), Attribute("mlp_only_layers", kind=list))
 """Every decoder_sparse_step-th layer has experts, but for those of mlp_only_layers."""
 FIRST_DENSE = (Attribute("first_k_dense_replace", 3, least=0),)
 """The first first_k_dense_replace layers are dense."""
+UNUSED = Attribute("output_router_logits")
+"""Whether transformers returns the routing, and adds the balance loss in training."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +45,7 @@ class ExpertFields(Field):
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        own = [*self.options.values(), *self.dense, *self.windows.attributes]
+        own = [*self.options.values(), *self.dense, *self.windows.attributes, UNUSED]
         own += [] if self.width.name == "intermediate_size" else [self.width]
         own += [self.clip] if self.clip else []
         own += [Attribute(self.other_name, kind=int, is_depth=True)] if self.other_name else []

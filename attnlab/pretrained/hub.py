@@ -64,7 +64,7 @@ def _fetch(name: str, revision: str | None) -> Path:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
     except tuple(why) as error:
         raise ValueError(next(why[kind] for kind in why if isinstance(error, kind))) from error
-    except OSError as error:  # no network, a server that fails, or offline
+    except (OSError, errors.HTTPError) as error:  # no network, a server that fails, or offline
         raise ConnectionError(
             f"there is no folder {name!r} here, and {what} could not be fetched from the Hugging "
             f"Face Hub ({_first_line(error)}), nor is it whole in the cache: check the network, "

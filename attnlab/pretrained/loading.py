@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from attnlab.models.config import FlaxModel, ModelConfig
 from attnlab.models.params import param_shapes
@@ -102,11 +101,7 @@ def load(
     _check_all_used(found, {entry.name for entry in entries}, ignore)
     shapes = param_shapes(config)
     place = sharding if callable(sharding) else _placement(sharding, shapes)
-
-    def put(path: WeightPath, a: np.ndarray) -> jax.Array:
-        placed: jax.Array = jax.device_put(a, place(path, a.shape))
-        return placed
-
+    put = lambda path, a: jax.device_put(a, place(path, a.shape))
     if param_shapes(changed) != shapes:
         raise ValueError(
             f"{', '.join(fields)} would change the shapes of weights; load the model without, and "

@@ -181,11 +181,14 @@ class NameTable(NamedTuple):
         """The names in the files of a task model whose head has these modules; `prefix`: of those
         of the bare model, "" as here."""
         new = {module.weights for module in modules}
+        # Older files hold the pooler of the bare model, which this head does not read.
+        poolers = (f"{one.name}.*" for one in self.modules if one.weights == "pooler")
         own = (f"{module.name}." for module in modules if not module.name.startswith("pooler"))
         return self._replace(
             modules=(*(one for one in self.modules if one.weights not in new), *modules),
             prefix=prefix or self.prefix,
             task_modules=tuple(own),
+            unread=(*self.unread, *poolers),
             copies={},
         )
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import re
 from pathlib import Path
 from textwrap import shorten
@@ -22,7 +23,7 @@ from attnlab.pretrained.hub import GENERATION
 from attnlab.pretrained.metadata import metadata_of
 from attnlab.pretrained.registry import FAMILIES
 from attnlab.pretrained.tensors import INDEX, Arrays, is_floating, write_file
-from attnlab.pretrained.weights import unfill
+from attnlab.pretrained.weights import leaves_by_path, unfill
 from attnlab.sharing import Params
 from attnlab.transforms import unshare
 
@@ -55,7 +56,7 @@ def save(
     in which transformers loads all tensors, is the one that holds those of all.
 
     Args:
-      folder: made if missing.
+      folder: made if missing; "~" is the home, as for `load`.
       model: of `ModelConfig.build`.
       params: its weights, or the variables {"params": ...}.
       family: a name of `FAMILIES`; "" takes the one that the model was loaded as, or the first,
@@ -109,8 +110,8 @@ def check_weights(config: ModelConfig, params: Params, *, allow_nonfinite: bool 
       ValueError: names the first weight that is wrong, what it is and what the model expects.
     """
     params = check_params(config, params)
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        name, a = ".".join(key.key for key in path), np.asarray(leaf)
+    for path, leaf in leaves_by_path(params).items():
+        name, a = ".".join(path), np.asarray(leaf)
         if not is_floating(a.dtype):
             raise ValueError(f"params: {name} is {a.dtype}, the model expects a floating dtype")
         if not allow_nonfinite and not (finite := np.isfinite(a)).all():
@@ -161,7 +162,7 @@ def _write(folder: str | Path, texts: dict[str, str], tensors: Arrays, max_bytes
 
     # What a save before has left would be read in place of these.
     stale = lambda name: name == GENERATION or WEIGHT_FILE.fullmatch(name) is not None
-    write_together(Path(folder), write, remove=stale)
+    write_together(Path(os.path.expanduser(folder)), write, remove=stale)
 
 
 def _choose_family(config: ModelConfig, family: str) -> Family:
@@ -232,7 +233,7 @@ def computed_values(config: ModelConfig) -> dict[str, object]:
         values["encoder.num_heads"] = config.encoder_model.heads.num_heads
     dropout = config.dropout
     at = dict.fromkeys(dropout.places, dropout.rate)
-    if "embeddings" in at and dropout.embedding is not None:
+    if dropout.embedding is not None:
         at["embeddings"] = dropout.embedding
     # A place where nothing is dropped does not count.
     values["dropout at each place"] = {place: rate for place, rate in at.items() if rate}

@@ -70,21 +70,21 @@ def report(
       path: of the HTML page.
       description: question, baseline, pairs to compare, margin, expected results; None: that in the
         workdir, if there is one. Without a baseline the others are compared with the first variant.
-      heads: also attention maps, statistics of heads and a text that each model writes, from the
-        checkpoints: a minute or so of computing.
+      heads: also attention maps, statistics of heads and a text that the model writes, of the best
+        8 variants, from the checkpoints: a minute or so of computing.
 
     Returns:
       The path.
 
     Raises:
-      ValueError: there are no results, a workdir is given twice, the baseline names no variant, or
-        several, the path is that of the Markdown page, or its folder has files of these names that
-        no report wrote.
+      ValueError: there are no results, or none of one of several sweeps; a workdir is given twice,
+        the baseline names no variant, or several, the path is that of the Markdown page, or its
+        folder has files of these names that no report wrote.
     """
     several = [results] if isinstance(results, Results | str | Path) else list(results)
     panels = read_panels(several, description)
-    if not any(len(panel.results) for panel in panels):
-        raise ValueError("no results to report; run the sweep first")
+    if not panels or not all(len(panel.results) for panel in panels):
+        raise ValueError("no results to report, or of one of several sweeps; run it first")
     if description is not None and description.baseline:
         for panel in panels:
             panel.results.variant(description.baseline)  # raises

@@ -11,7 +11,7 @@ from attnlab.lab.results import label_of
 from attnlab.lab.stats import VariantKey
 from attnlab.report.page import Figure, draw
 from attnlab.report.panel import Panel
-from attnlab.report.style import FOREGROUND, SIZE, Style, add_legend, new_figure, style
+from attnlab.report.style import FOREGROUND, SIZE, Style, add_legend, literal, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -38,7 +38,7 @@ def differences_figure(panel: Panel, name: str = "differences") -> list[Figure]:
         label = row.variant
         if row.over or len(baselines) > 1:
             label += f" − {row.baseline}{' (mean)' if row.over else ''}"
-        labels.append(fill(label, LINE))
+        labels.append(literal(fill(label, LINE)))
         look = INK if row.over else panel.styles[row.variant]
         if np.isfinite(row.high):
             axes.plot([row.low, row.high], [y, y], color=look["color"], linewidth=1.6)
@@ -53,7 +53,8 @@ def differences_figure(panel: Panel, name: str = "differences") -> list[Figure]:
     axes.axvline(0, color=FOREGROUND, linewidth=1)
     than = f" minus {baselines[0]}" if len(baselines) == 1 else ""
     better = "left" if panel.sign > 0 else "right"
-    axes.set_xlabel(fill(f"{panel.metric.unit}{than}", 44) + f"\n({better} of 0 is better)")
+    unit = literal(fill(f"{panel.metric.unit}{than}", 44))
+    axes.set_xlabel(f"{unit}\n({better} of 0 is better)")
     of = f"{panel.title}. " if panel.title else ""
     caption = (
         f"{of}Mean paired difference and its 95 % interval, before Holm's correction. An interval "
@@ -82,7 +83,7 @@ def curves_plot(curves: Sequence[Curve], xlabel: str, ylabel: str) -> "Drawing":
         low, mean, high = ([f(v) for v in curve.values] for f in (np.min, np.mean, np.max))
         axes.fill_between(curve.x, low, high, color=curve.style["color"], alpha=0.18, linewidth=0)
         options = curve.style | {"markersize": 4.0, "linewidth": 1.6}
-        axes.plot(curve.x, mean, label=curve.label, **options)
+        axes.plot(curve.x, mean, label=literal(curve.label), **options)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     add_legend(figure)
     return figure
@@ -129,8 +130,8 @@ def curves_figures(panel: Panel, name: str = "curves") -> list[Figure]:
         title = f"Text {number} of {len(texts)}: mean" if len(texts) > 1 else "Mean"
         caption = (
             f"{title} over seeds; band: lowest to highest. Every point, the last one too, is of "
-            f"the same {windows:,} {part} rows; tables have the score on all. The first quarter "
-            "may begin outside of the figure."
+            f"the same rows: at most {windows:,} {part} rows. Scores in tables are of more, where "
+            "there are more. The first quarter may begin outside of the figure."
         )
         figure = learning_curves(curves, f"{part} {panel.metric.unit}")
         end = f"-{number}" if len(texts) > 1 else ""

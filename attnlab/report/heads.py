@@ -1,5 +1,5 @@
-"""What heads attend to, and what language models write: one run of each variant, from its newest
-checkpoint."""
+"""What heads attend to, and what language models write: one run of each of the best variants, from
+its newest checkpoint."""
 
 import dataclasses
 import itertools
@@ -21,7 +21,7 @@ from attnlab.load import LoadedModel, ModelInput, open_run
 from attnlab.models import Sampling
 from attnlab.report.page import Block, Figure, Figures, Paragraph, Section, Table, Text, draw
 from attnlab.report.panel import Panel
-from attnlab.report.style import FONT_SIZE, FOREGROUND, GRID, SIZE, new_figure
+from attnlab.report.style import FONT_SIZE, FOREGROUND, GRID, SIZE, literal, new_figure
 from attnlab.sharing import Params
 from attnlab.training.objectives.objective import Inputs
 
@@ -36,12 +36,15 @@ LONGEST = 512
 MOST = 3, 3
 """Layers and heads of a map; more would be too small to see on a phone."""
 MOST_VARIANTS = 8
+"""The best ones, which are shown."""
 MOST_HEADS = 48
 """Of a table; of more heads it has the means of each layer."""
 WORDS, LETTERS = 14, 9
 """Tokens of the row that are drawn, and letters of such a token."""
 PROMPT, LENGTH, TEMPERATURE = 32, 160, 0.8
 """Of a sample: tokens of the beginning, tokens that are written, temperature."""
+MARKS = {i: f"\\x{i:02x}" for i in (*range(32), 127)} | str.maketrans(" \n\t", "·↵⇥")
+"""What is drawn of characters that cannot be seen, most of which an SVG file must not have."""
 SMALL_FONT = 9
 TOKEN_HEIGHT = 0.135
 """Inches of a token label in the small font."""
@@ -93,7 +96,8 @@ class Heads:
 
 
 def heads_sections(panel: Panel, end: str = "") -> list[Section]:
-    """Maps, statistics and samples of one run of each variant; `end` ends the names of figures.
+    """Maps, statistics and samples of one run of each of the best `MOST_VARIANTS` variants; `end`
+    ends the names of figures.
 
     A variant whose runs left no checkpoint, or have no maps, has none here.
     """
@@ -258,10 +262,10 @@ def attention_map(heads: Heads) -> "Drawing":
 
 
 def _shortened(pieces: Sequence[str]) -> list[str]:
-    """With spaces that can be seen, and dollars that start no formula."""
-    seen = [piece.replace(" ", "·") for piece in pieces[:WORDS]]
+    """With spaces and ends of lines that can be seen."""
+    seen = [piece.translate(MARKS) for piece in pieces[:WORDS]]
     short = [t if len(t) <= LETTERS else f"{t[: LETTERS - 1]}…" for t in seen]
-    return [t.replace("$", r"\$") for t in short]
+    return [literal(t) for t in short]
 
 
 def _evenly_spaced(count: int, most: int) -> list[int]:

@@ -75,14 +75,12 @@ class Table:
     @property
     def texts(self) -> list[int]:
         """Columns of words, from 1; they are aligned to the left, numbers to the right."""
-        columns = [column for _, column in self.cells.items()]
-        return [i for i, column in enumerate(columns, start=1)
+        return [i for i, (_, column) in enumerate(self.cells.items(), start=1)
                 if i == 1 or any(cell[:1].isalpha() for cell in column)]  # fmt: skip
 
     def to_html(self) -> str:
         """A <table> element."""
-        html: str = self.cells.to_html(index=False, border=0, table_id=self.name)
-        return html
+        return str(self.cells.to_html(index=False, border=0, table_id=self.name))
 
     def to_markdown(self) -> str:
         """Numbers are aligned to the right."""
@@ -93,8 +91,7 @@ class Table:
 
     def to_csv(self) -> str:
         """As CSV, numbers as they are."""
-        csv: str = (self.frame if self.data is None else self.data).to_csv(index=False)
-        return csv
+        return str((self.frame if self.data is None else self.data).to_csv(index=False))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,5 +253,5 @@ def p_equation(p: float) -> str:
 
 def _markdown(text: str) -> str:
     """Text for one line of Markdown: what would be markup is escaped."""
-    line = " ".join(str(text).split())
-    return re.sub(r"([\\`*_|<>\[\]~])", r"\\\1", re.sub(r"^([#+-]|\d+[.)])(?=\s)", r"\\\1", line))
+    line = re.sub(r"([\\`*_|<>\[\]~])", r"\\\1", " ".join(str(text).split()))
+    return re.sub(r"^(\d*)([#+.)-]+)(?=\s)", r"\1\\\2", line)  # a heading, a list

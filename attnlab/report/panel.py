@@ -18,7 +18,7 @@ from attnlab.lab.stats import SeedScores, VariantKey
 from attnlab.lab.sweep import described, load_results
 from attnlab.lab.workdir import specs_in
 from attnlab.load import SPECS
-from attnlab.nested import JSON, differing
+from attnlab.nested import differing
 from attnlab.report.style import Style, style
 from attnlab.training.loggers import read_metrics
 
@@ -119,15 +119,15 @@ class Panel:
         metric."""
         name, found = name or self.metric.name, []
         for run in self.results.variants[variant]:
-            curve = self.curve(run, name)
-            found += [run.scores.heldout[name]] if name in run.scores.heldout else []
-            found += [curve[max(curve)]] if curve and name not in run.scores.heldout else []
+            if name in run.scores.heldout:
+                found.append(run.scores.heldout[name])
+            elif curve := self.curve(run, name):
+                found.append(curve[max(curve)])
         return found
 
     def curve(self, run: RunResult, name: str) -> dict[int, float]:
         """Step -> a number of its metrics; empty where the run left none."""
-        path = run.folder and run.folder / METRICS
-        rows = _rows(path, path.stat().st_mtime_ns) if path and path.exists() else []
+        rows = read_metrics(run.folder / METRICS) if run.folder else []
         return {int(row["step"]): float(np.ravel(row[name])[0]) for row in rows if name in row}
 
     def named(self, text: str) -> str:
@@ -138,12 +138,6 @@ class Panel:
 def mean_of(scores: SeedScores) -> float:
     """Mean over texts and seeds."""
     return float(np.mean(list(scores.values()))) if scores else math.nan
-
-
-@functools.lru_cache(maxsize=512)
-def _rows(path: Path, changed: int) -> list[JSON]:
-    """The rows of a file that was changed last at this time."""
-    return read_metrics(path)
 
 
 def read_panels(

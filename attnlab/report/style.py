@@ -79,13 +79,19 @@ def new_figure(
     return figure, grid.tolist()
 
 
+def literal(text: str) -> str:
+    """Text in which matplotlib finds no formula, whatever dollars it has."""
+    return text.replace("$", r"\$")
+
+
 def add_legend(figure: "Figure") -> None:
-    """The labels of what is drawn on the only axes, below them."""
-    handles, names = figure.axes[0].get_legend_handles_labels()
+    """The labels of the lines on the only axes, below them."""
+    lines = figure.axes[0].lines
+    names = [str(line.get_label()) for line in lines]  # also those that begin with "_"
     columns = 2 if max(map(len, names)) < 24 else 1
     figure.set_figheight(figure.get_figheight() + 0.22 * -(-len(names) // columns))
     figure.legend(
-        handles,
+        lines,
         names,
         loc="outside lower left",
         ncols=columns,

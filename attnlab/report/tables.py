@@ -67,7 +67,11 @@ def scores_table(panel: Panel, name: str = "scores") -> Table:
     """Held-out scores of each variant, best mean first, and the baselines without a model."""
     unit, metric, known = panel.metric.unit, panel.metric.name, panel.results.metrics
     names = dict.fromkeys(name for run in panel.results for name in run.scores.heldout)
-    others = {m: known[m].unit if m in known else m for m in names if m != metric}
+    others: dict[str, str] = {}
+    for other in (name for name in names if name != metric):
+        text = known[other].unit if other in known else other
+        taken = text in (unit, *others.values())  # a column of its own in any case
+        others[other] = f"{text} ({other})" if taken else text
     rows: list[Row] = []
     for variant in dict.fromkeys([*panel.scores, *panel.results.variants]):
         scores, runs = panel.scores.get(variant, {}), panel.results.variants[variant]
@@ -86,7 +90,8 @@ def scores_table(panel: Panel, name: str = "scores") -> Table:
         f"Held-out score, best mean first ({panel.metric.better} is better). Standard deviation "
         f"over seeds{', within texts' * (len(panel.results.texts) > 1)}."
     )
-    digits = {f"{part} {unit}": panel.metric.digits for part in ("held-out", "train")}
+    digits = {f"held-out {text}": known[m].digits for m, text in others.items() if m in known}
+    digits |= {f"{part} {unit}": panel.metric.digits for part in ("held-out", "train")}
     return Table(name, caption, _frame(rows), digits)
 
 

@@ -108,6 +108,8 @@ def _answer(panel: Panel, row: Any) -> tuple[str, str]:
     if row.least < 0 < row.most:
         ends = f"{number(row.least, digits)} and {number(row.most, digits)}"
         lead += f" The sign depends on {row.over}: the single differences are between {ends}."
+    if not row.pairs:
+        return lead, "There is no seed with scores of both."
     interval = f"95 % interval {number(row.low, digits)} to {number(row.high, digits)}"
     if row.pairs == 1:
         interval = "one pair of runs, no interval"
@@ -189,7 +191,7 @@ def expectations(panel: Panel) -> list[Paragraph]:
 def _judge(panel: Panel, expected: Expectation) -> tuple[str, str]:
     """Was it found, and in which words?"""
     values, others = (
-        np.array(panel.numbers(variant, expected.number) if variant else [], np.float64)
+        np.array([] if variant is None else panel.numbers(variant, expected.number), np.float64)
         for variant in (panel.find(expected.tags), panel.find(expected.over or expected.tags))
     )
     if not len(values) or not len(others):
@@ -278,7 +280,8 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
         f"{train.optimizer.name}, {train.schedule.name.replace('_', ' ')} schedule, "
         f"{train.schedule.warmup(train.steps):,} steps of warm-up",
     )
-    yield "Scored", f"{train.evaluation.windows or 'all'} held-out rows"
+    windows = train.evaluation.windows
+    yield "Scored", f"at most {windows:,} held-out rows" if windows else "all held-out rows"
     yield "Seeds", str(run.spec.seed)
     sizes = f"{model.num_layers} layers, width {model.width:,}, {model.heads.num_heads} heads"
     yield "Model", f"{model.kind}, {sizes}, vocabulary {model.vocab_size:,}"

@@ -476,7 +476,9 @@ def _parse_groups(text: str) -> Plan:
     try:
         if "=" not in text:
             return _both(_groups(text))
-        pairs = (word.partition("=")[::2] for word in text.split())
+        pairs = [word.partition("=")[::2] for word in text.split()]
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("a sublayer is there twice")
         sublayers = {sublayer: _groups(groups) for sublayer, groups in pairs}
     except ValueError as error:
         raise ValueError(

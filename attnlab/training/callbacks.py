@@ -24,7 +24,8 @@ class StepInfo(NamedTuple):
       initial: at step 0.
       model: what is trained.
       dataset: what it is trained on.
-      log: (name, number): writes it to metrics.jsonl and the loggers.
+      log: (name, number): writes it to metrics.jsonl and the loggers. Where only some seeds log a
+        name, the others have NaN.
     """
 
     step: int

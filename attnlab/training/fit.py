@@ -121,7 +121,7 @@ def fit(
       Stopped: after SIGTERM or SIGINT and a save.
       ValueError: the model or the dataset does not fit the objective; the devices do not divide a
         batch; a step needs more memory than a device has; the profile has no step of the training;
-        or no target of the scored rows counts.
+        a callback has no period; or no target of the scored rows counts.
 
         config, dataset, model = TrainConfig(steps=200), Text().load(64), ModelConfig().build()
         objective = OBJECTIVES["causal_lm"].bind(dataset.sizes)
@@ -194,11 +194,14 @@ class _Training:
             check_output(what, self.objective, about, dataset.sizes)
         self.mesh = options.mesh or sharding.data_mesh()
         sharding.check_batches(self.mesh, config.device_batches)
+        for one in options.callbacks:
+            if not isinstance(one, Callback):
+                raise ValueError(f"the callback {one} has no period: training.callback(every=100)")
         if (p := options.profile) and not 1 <= p.first <= min(p.last, config.steps):
             raise ValueError(f"give a profile within 1:{config.steps}, not {p.first}:{p.last}")
         self.objective = self.objective.bind(dataset.sizes)
         self.identity = describe_run(model, dataset.digest, config)
-        self.state, self.shardings = steps.initial_state(
+        self.state, self.shardings = steps.state_of_seeds(
             model, self.objective, self.optimizer.transform, dataset.shapes(), config.seeds,
             options.params, self.mesh, options.sharding,
         )  # fmt: skip
@@ -293,15 +296,15 @@ class _Training:
                 self.recorder.log_scalars(step, numbers)
 
     def _logged_by(self, callback: Callback, step: int, params: list[Params]) -> Scores:
-        """What a callback logs, of each seed."""
-        found: dict[str, list[float]] = {}
-
-        def log(name: str, value: ArrayLike) -> None:
-            found.setdefault(name, []).append(float(np.asarray(value)))
-
-        for now, initial in zip(params, self._initial, strict=True):
-            callback(StepInfo(step, now, initial, self.model, self.dataset, log))
-        return {name: np.array(values) for name, values in found.items()}
+        """What a callback logs, of each seed; NaN of a seed for which it did not log the name."""
+        found: Scores = {}
+        for seed, (now, initial) in enumerate(zip(params, self._initial, strict=True)):
+            logged: dict[str, ArrayLike] = {}
+            callback(StepInfo(step, now, initial, self.model, self.dataset, logged.__setitem__))
+            for name, value in logged.items():
+                numbers = found.setdefault(name, np.full(len(params), np.nan))
+                numbers[seed] = float(np.asarray(value))
+        return found
 
     def save(self, step: int) -> None:
         """Starts to write a checkpoint, after the metrics up to it are on the disk."""
@@ -391,7 +394,8 @@ class InMemoryFit(NamedTuple):
     records: list[Row]
 
     def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(steps [P], values [S, P]) of a number that was recorded, as "eval/bits_per_byte".
+        """(steps [P], values [S, P]) of a number that was recorded, as "eval/bits_per_byte"; the
+        values are [P] of what all seeds have in common, as "train/learning_rate".
 
         Raises:
           ValueError: nothing was recorded under this name.

@@ -223,7 +223,7 @@ def _decay_and_scale(config: OptimizerConfig, rate: Rate) -> tuple[Transform, Tr
 
 def hidden_matrix_mask(axes: AxesOf, params: Params) -> PyTree:
     """True for the matrices of attention and FFN; False for embeddings, positions, output heads,
-    norms, biases and mixture coefficients."""
+    norms and biases."""
 
     def is_inside(path: tuple[KeyEntry, ...], decays: bool, pair: MatrixAxes) -> bool:
         return decays and pair[0] > 0 and not _last_name(path).endswith(OUTER_PARAMETERS)

@@ -240,7 +240,7 @@ def _sum_over_parts(
     return lax.scan(add, zeros, inputs)[0]
 
 
-def initial_state(
+def state_of_seeds(
     model: Model, objective: Objective, transform: optax.GradientTransformation,
     shapes: BatchShapes, seeds: Sequence[int], params: Params | list[Params] | InitParams | None,
     mesh: Mesh, spec: StateSharding,
@@ -349,10 +349,10 @@ class Evaluator:
         self._sums = jax.jit(self._sums_of_seeds, out_shardings=NamedSharding(mesh, P()))
 
     def __call__(self, params: Params, rows: Batch) -> dict[str, np.ndarray]:
-        totals, count = np.zeros(()), len(next(iter(rows.values())))
+        totals, count = np.zeros((1, 1, 2)), len(next(iter(rows.values())))
         groups = self._mesh.shape["data"]
         size = min(self._batch_size, -(-count // groups) * groups)
-        for number, start in enumerate(range(0, count, size)):
+        for number, start in enumerate(range(0, count, self._batch_size)):
             batch = {name: self._place(a[start : start + size], size) for name, a in rows.items()}
             counts = self._place(np.ones(min(size, count - start), bool), size)
             sums = self._sums(params, batch, counts, np.uint32(number))
@@ -390,7 +390,7 @@ class Evaluator:
 
         def of_seed(params: Params) -> Array:
             prediction, _ = self._objective.predict(self._model, params, example.inputs)
-            losses = self._objective.loss(prediction, example.targets, 0.0)
+            losses = self._objective.loss(prediction, example.targets, smoothing=0.0)
             sums = jax.vmap(of_row)((prediction, losses, example))
             return jnp.sum(jnp.where(counts[:, None, None], sums, 0), axis=0)
 

@@ -114,7 +114,7 @@ def random_inputs(config: ModelConfig, key: Array) -> Int[Array, "B T"] | Float[
     images = config.embedding.images
     if images is not None:
         return jax.random.normal(key, (ROWS, images.height, images.width, images.channels))
-    return jax.random.randint(key, (ROWS, min(config.max_len, LONGEST)), 0, config.vocab_size)
+    return jax.random.randint(key, (ROWS, min(config.longest_text, LONGEST)), 0, config.vocab_size)
 
 
 def with_heads(sublayer: PyTree, layout: Layout, groups: Sequence[Params]) -> PyTree:

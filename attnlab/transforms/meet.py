@@ -174,10 +174,7 @@ def _one_kv_head_each(layout: Layout) -> Layout:
 
 
 def change_axes(
-    w: Weights,
-    layout: Layout,
-    axes: Sequence[str],
-    change: Callable[[Floats, int, str], Floats],
+    w: Weights, layout: Layout, axes: Sequence[str], change: Callable[[Floats, int, str], Floats]
 ) -> dict[str, Floats]:
     """The weights, each changed along every axis of one of these names."""
     made = dict(w)

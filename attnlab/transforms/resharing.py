@@ -18,15 +18,7 @@ from attnlab.heads import Layout, kv_weight_names
 from attnlab.models.config import EncoderConfig, ModelConfig
 from attnlab.models.embed import OWN_INPUTS
 from attnlab.models.params import check_params, encoder_params, owned_stacks, same_bits
-from attnlab.sharing import (
-    Params,
-    Plan,
-    PyTree,
-    fit_delta,
-    layer_params,
-    plan_name,
-    separate,
-)
+from attnlab.sharing import Params, Plan, PyTree, fit_delta, layer_params, plan_name, separate
 
 Merge: TypeAlias = Literal["mean", "first"]
 
@@ -357,8 +349,8 @@ def _equal(one: PyTree, other: PyTree) -> bool:
 
 
 def _agree(encoder: Plan, decoder: Plan) -> bool:
-    """Does the encoder use the groups that the decoder uses?"""
-    return all(encoder[name] == decoder[name] for name in encoder)
+    """Does the encoder use the groups that the decoder uses, in the same sublayers?"""
+    return dict(encoder.items()) == {n: a for n, a in decoder.items() if n != "cross"}
 
 
 def _select(stacked: PyTree, group: int) -> PyTree:

@@ -218,7 +218,7 @@ def jax_entry(peer: Peer, args: tuple, cotangent: Array, mode: str) -> Entry:
 def torch_entry(peer: Peer, args: tuple, cotangent: Array, mode: str) -> Entry:
     """Eager, in tensors of its own."""
     torch = on_torch.load()
-    given = [on_torch.tensor(a).requires_grad_() for a in peer.arrange(*args)]
+    given = [on_torch.trained(a) for a in peer.arrange(*args)]
     cotangent = on_torch.tensor(peer.arrange_output(cotangent))
 
     def run():

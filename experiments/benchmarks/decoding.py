@@ -28,7 +28,7 @@ from attnlab.heads import (
 )
 from attnlab.sharing import PyTree
 from experiments.benchmarks.attention import Size, check_equal, quick_key
-from experiments.benchmarks.measure import Case, Entry, compile_program, tried
+from experiments.benchmarks.measure import Case, Entry, entry_with_state, tried
 
 STEPS = 16
 """Tokens of one call."""
@@ -135,20 +135,13 @@ def _entry(
     """`step` (w, cache, x [B, D]) -> (out [B, 1, D], cache), for every one of `tokens` in one
     program. The cache is overwritten in place; `begin` makes it as long as it was."""
 
-    def work(w, cache, tokens):
+    def work(cache, w, tokens):
         def body(cache, x):
             out, cache = step(w, cache, x)
             return cache, out[:, 0]
 
         cache, outs = jax.lax.scan(body, cache, tokens.swapaxes(0, 1))
-        return outs, cache | begin
+        return cache | begin, outs
 
-    cache = jax.tree.map(jnp.array, cache | begin)  # a copy: others hold the same arrays
-    program, numbers = compile_program(work, w, cache, tokens, donate=1)
-
-    def run() -> Array:
-        nonlocal cache
-        outs, cache = jax.block_until_ready(program(w, cache, tokens))
-        return outs
-
-    return Entry("", run, numbers=numbers | {"cache_bytes": cache_bytes})
+    entry = entry_with_state(work, cache | begin, w, tokens)
+    return entry._replace(numbers={**entry.numbers, "cache_bytes": cache_bytes})

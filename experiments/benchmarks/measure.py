@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas
 
+from attnlab.atomic import write_atomic
 from attnlab.nested import JSON
 from attnlab.report.page import table as markdown_table
 from attnlab.sharing import PyTree
@@ -117,6 +118,20 @@ def compile_program(
     }
 
 
+def entry_with_state(step: Callable, state: PyTree, *given: PyTree) -> Entry:
+    """`step` (state, *given) -> (state, result), compiled, with its state given back to it."""
+    # A copy, because the compiled step overwrites what it is given.
+    state, given = jax.tree.map(jnp.array, state), jax.tree.map(jnp.asarray, given)
+    program, numbers = compile_program(step, state, *given, donate=0)
+
+    def run() -> PyTree:
+        nonlocal state
+        state, result = jax.block_until_ready(program(state, *given))
+        return result
+
+    return Entry("", run, numbers=numbers)
+
+
 # ---------------------------------------------------------------- times
 
 
@@ -203,8 +218,9 @@ class Records:
         self._path = folder / RECORDS if folder else None
         self.lines: list[JSON] = []
         if self._path and self._path.exists():
-            whole, newline, _ = self._path.read_text().rpartition("\n")  # killed while it wrote
-            self._path.write_text(whole + newline)
+            whole, newline, rest = self._path.read_text().rpartition("\n")
+            if rest:  # killed while it wrote
+                write_atomic(self._path, (whole + newline).encode())
             self.lines = [json.loads(line) for line in whole.splitlines()]
         if not self.lines:
             self.append({"about": about})

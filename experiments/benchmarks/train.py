@@ -8,13 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from attnlab import training
 from attnlab.heads import Standard
 from attnlab.models import FFN, Compute, ModelConfig, OutputHead, flops_per_token
-from attnlab.sharing import Params, PyTree, plan_names
-from experiments.benchmarks.measure import Case, Entry, compile_program, tried
+from attnlab.sharing import Params, plan_names
+from experiments.benchmarks.measure import Case, Entry, compile_program, entry_with_state, tried
 from experiments.benchmarks.peers import decoders
 
 SMALL_DECODER = ModelConfig(
@@ -103,9 +102,9 @@ def _seeds_entries(config: ModelConfig, trains: training.TrainConfig, count: int
     start, step = _step_of(config, trains)
     tokens, seeds = _tokens(config, trains, count), jnp.arange(count)
     states = jax.jit(jax.vmap(functools.partial(start, tokens[0])))(seeds)
-    many = _jax_entry(training.map_over_seeds(step), states, tokens, seeds)
+    many = entry_with_state(training.map_over_seeds(step), states, tokens, seeds)
     first = jax.tree.map(lambda a: a[0], states)
-    alone = _jax_entry(step, first, tokens[0], seeds[0])
+    alone = entry_with_state(step, first, tokens[0], seeds[0])
     # Seed 0 has the same weights and tokens in both.
     np.testing.assert_allclose(many.run()[0], alone.run(), rtol=1e-3)
     in_turn = lambda: [alone.run() for _ in range(count)][-1]
@@ -125,7 +124,7 @@ def _step_entries(config: ModelConfig, trains: training.TrainConfig, loop: bool)
         weights = decoders.linen_params(state.params, peer)
         assert _count(weights) == _count(state.params), "the numbers of parameters differ"
         step = functools.partial(decoders.linen_step, peer, optimizer)
-        return _jax_entry(step, (weights, optimizer.init(weights)), tokens)
+        return entry_with_state(step, (weights, optimizer.init(weights)), tokens)
 
     def of_torch() -> Entry:
         run, count = decoders.torch_step(config, trains, state.params, tokens)
@@ -133,7 +132,7 @@ def _step_entries(config: ModelConfig, trains: training.TrainConfig, loop: bool)
         return Entry("", run)
 
     makers: dict[str, Callable[[], Entry]] = {
-        "attnlab": lambda: _jax_entry(ours, state, tokens, 0),
+        "attnlab": lambda: entry_with_state(ours, state, tokens, 0),
         "Linen, nn.scan": lambda: of_linen(scan=True),
     }
     if loop:
@@ -168,20 +167,6 @@ def learning(make: Callable[[], Entry], first: list[float], steps: int = 3) -> E
 
 def _count(params: Params) -> int:
     return sum(a.size for a in jax.tree.leaves(params))
-
-
-def _jax_entry(step: Callable, state: PyTree, *given: ArrayLike) -> Entry:
-    """`step` (state, *given) -> (state, loss), compiled, with its state given back to it."""
-    # A copy, because the compiled step overwrites what it is given.
-    state, given = jax.tree.map(jnp.array, state), jax.tree.map(jnp.asarray, given)
-    program, numbers = compile_program(step, state, *given, donate=0)
-
-    def run() -> Any:
-        nonlocal state
-        state, loss = program(state, *given)
-        return np.asarray(jax.block_until_ready((state, loss))[1])
-
-    return Entry("", run, numbers=numbers)
 
 
 def compile_case(config: ModelConfig, plan: str, depths: tuple[int, ...]) -> Case:

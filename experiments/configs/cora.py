@@ -72,10 +72,11 @@ def read_graph(folder: Path) -> Graph:
     ends = ends[(ends >= 0).all(1) & (ends[:, 0] != ends[:, 1])]
     senders, receivers = np.unique(np.concatenate([ends, ends[:, ::-1]]), axis=0).astype(np.int32).T
     split = split[1:]
-    if len(wrong := split[~(split[1].isin(nodes) & split[2].isin([*PARTS, "rest"]))]):
+    known = split[1].isin(nodes) & split[2].isin([*PARTS, "rest"]) & ~split[1].duplicated()
+    if len(wrong := split[~known]):
         raise ValueError(
             f"{folder}: the split has node {wrong.iloc[0, 1]!r} in part {wrong.iloc[0, 2]!r}; it "
-            f"needs features, and the parts are {', '.join(PARTS)} and rest"
+            f"needs features and one part, and the parts are {', '.join(PARTS)} and rest"
         )
     parts = {part: nodes.isin(split[1][split[2] == part]) for part in PARTS}
     if empty := [part for part, members in parts.items() if not members.any()]:
@@ -135,23 +136,28 @@ def _baselines(graph: Graph) -> Baselines:
     return {"accuracy": known}
 
 
-def rows(path: str) -> Splits:
-    """The whole graph as the one row of each part, with an edge from every node to itself:
-    features, each row divided by its sum, in place of tokens; the classes of all nodes; the nodes
-    of the part, which alone count (`valid`)."""
-    if not path:
-        raise ValueError("set data.path to the folder of a graph")
-    graph = read_graph(Path(path))
+def row_of(graph: Graph) -> Batch:
+    """A graph as a row: features, each line divided by its sum, in place of tokens, the classes,
+    and the edges with one from every node to itself."""
     loops = np.arange(len(graph.labels), dtype=np.int32)
-    row: Batch = {
+    return {
         "features": graph.features / np.maximum(graph.features.sum(1, keepdims=True), 1e-9),
         "labels": graph.labels,
         "senders": np.concatenate([graph.senders, loops]),
         "receivers": np.concatenate([graph.receivers, loops]),
     }
+
+
+def rows(path: str) -> Splits:
+    """The whole graph as the one row of each part, with the nodes of the part, which alone count
+    (`valid`)."""
+    if not path:
+        raise ValueError("set data.path to the folder of a graph")
+    graph = read_graph(Path(path))
+    row = row_of(graph)
     train, valid, test = ([row | {"valid": graph.parts[n]}] for n in PARTS)
     return Splits(
-        name=f"{Path(path).name}, {len(loops):,} nodes, {len(graph.senders) // 2:,} edges",
+        name=f"{Path(path).name}, {len(graph.labels):,} nodes, {len(graph.senders) // 2:,} edges",
         train=train,
         heldout=test,
         validation=valid,

@@ -52,8 +52,8 @@ def get_config(arg: str = "") -> ConfigDict:
         found.data.validation = 0.1
     found.match.budget = preset.match
     if preset.match:
-        # Wide heads cost 16 D^2 a layer: the reference needs a wide FFN to have that to give. They
-        # score and sum over D numbers a key, too, which no count of parameters knows.
+        # Wide heads cost 16 D^2 a layer, so the reference has a wide FFN. In FLOPs they cost more:
+        # they also score and sum over D numbers for each key.
         found.model.ffn.width = (12 if preset.match == "flops" else 8) * found.model.width
     return found
 

@@ -50,4 +50,4 @@ PRESETS: dict[str, config.Values] = {
 get_config = config.other_data("text_class", "labelled", VALUES, PRESETS)
 
 variants = lab.grid(layout=("standard", "wide", "narrow"), model__output__pooler=("mean", "max"))
-"""What a head reads, and who speaks for the text."""
+"""What a head reads, and how the tokens are pooled."""

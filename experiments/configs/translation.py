@@ -61,4 +61,4 @@ PRESETS: dict[str, config.Values] = {
 get_config = config.other_data("translation", "pairs", VALUES, PRESETS)
 
 variants = lab.grid(layout=("standard", "wide", "narrow"), sharing=("separate", "albert"))
-"""Each layout, with layers apart and shared."""
+"""Each layout, with separate and with shared layers."""

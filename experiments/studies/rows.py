@@ -63,10 +63,15 @@ def completed(
       path: of the file.
       runs: column -> value of each run.
       train: runs that have no row -> their rows, each of which is appended when it is there.
+
+    Raises:
+      ValueError: the file has no such columns, so it is of something else.
     """
     columns, text = list(runs[0]), path.read_text() if path.exists() else ""
     text = text[: text.rfind("\n") + 1]  # without a line that a kill has cut
     rows = pandas.read_csv(io.StringIO(text)) if text else pandas.DataFrame(columns=columns)
+    if missing := [name for name in columns if name not in rows]:
+        raise ValueError(f"{path} has no column {missing[0]!r}; name another folder with --out")
     there = set(rows[columns].itertuples(index=False, name=None))
     for row in train([run for run in runs if tuple(run.values()) not in there]):
         text += pandas.DataFrame([row]).to_csv(header=not text, index=False)

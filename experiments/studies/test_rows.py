@@ -1,6 +1,7 @@
 """Rows of finished runs."""
 
 import pandas
+import pytest
 
 from experiments.studies.rows import completed, conclusions, one_by_one
 
@@ -22,6 +23,9 @@ def test_a_second_call_trains_only_what_is_missing(tmp_path):
     for end in (-9, -4, -1):  # a kill while it wrote the last row, here in its loss
         path.write_text(path.read_text()[:end])
         assert completed(path, runs, one_by_one(train)).loss.tolist() == rows.loss.tolist()
+    path.write_text("variant,seed\na,0\n")
+    with pytest.raises(ValueError, match="no column 'name'"):
+        completed(path, runs, one_by_one(train))
 
 
 def test_one_common_seed_decides_nothing():

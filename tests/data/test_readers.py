@@ -41,7 +41,11 @@ MANY = [f"text {i}" for i in range(60)]
 ONE, TWO = MANY[::2], MANY[1::2]
 FORMS = {
     "folders": {f"x/{'ab'[i % 2]}/{i}.txt": text for i, text in enumerate(MANY)},
-    "suffixes": {"x.a": "\n".join(ONE), "x.b": "\n".join(TWO) + "\n", "README.txt": "about"},
+    "suffixes": {
+        "x.a": "\n".join(ONE),
+        "x.b": "\n".join(TWO) + "\n",
+        **dict.fromkeys(("README.txt", "LICENSE", "NOTICE"), "about"),
+    },
     "lines": {"x.tsv": "".join(f"{'ba'[text in ONE]}\t{text}\n" for text in MANY)},
 }
 """The same texts in each form that is read."""

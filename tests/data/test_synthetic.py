@@ -13,6 +13,8 @@ def test_every_case_of_a_small_graph():
     assert rows["tokens"].tolist() == [[0, 1, 2, 4], [1, 0, 2, 4], [0, 1, 3, 4], [1, 0, 3, 4]]
     assert rows["values"].tolist() == [[-1, -1, -1, v] for v in (0, 1, 1, 0)]
     assert len(examples(5, "complete")["tokens"]) == 2 * 5 * 4
+    dataset = data.Endpoints(vertices=5).load(4)
+    assert len(dataset.heldout(100)["tokens"]) == 2 * 5 * 4  # none is scored twice
     arcs = examples(5, "acyclic")["tokens"][:, :2]
     assert len(arcs) == 5 * 4
     assert (arcs[:, 0] < arcs[:, 1]).all()

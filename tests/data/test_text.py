@@ -88,6 +88,8 @@ def test_a_kept_tokenizer_is_used_again(sentences, tmp_path):
     by_path = Text(path=str(sentences), tokenizer=str(folder / name))
     assert by_path.load(8).digest == other.digest
     assert by_path.sizes() == DataSizes(260)
+    (folder / name).write_bytes(content)
+    assert by_path.load(8).digest == source.digest
 
 
 def test_a_tokenizer_that_loses_text_says_so(sentences, tmp_path):

@@ -159,6 +159,9 @@ def test_tables_and_json_lines(tmp_path):
         ids = np.fromfile(tmp_path / f"out {name}" / "train_00000.bin", "<u2")
         expected = b"".join(text.encode() + b"\0" for text in texts)
         assert np.where(ids == 256, 0, ids).astype(np.uint8).tobytes() == expected
+    datasets.DatasetDict(train=table).save_to_disk(tmp_path / "splits")
+    with pytest.raises(ValueError, match=r"holds splits \['train'\]"):
+        prepare([tmp_path / "splits"], tmp_path / "out splits")
 
 
 def test_rows_of_a_table_are_examples(tmp_path):
@@ -173,6 +176,8 @@ def test_rows_of_a_table_are_examples(tmp_path):
     rows = dataset.heldout(0)
     assert rows["tokens"].tolist() == [[1, 2, 3, 0, 0], [4, 5, 6, 7, 8]]
     assert rows["valid"].tolist() == [[True, True, False, False], [True] * 4]
+    (tmp_path / "both" / "train" / "cache-1f.arrow").write_bytes(b"of a filter")
+    assert HuggingFace(path=str(tmp_path / "both"), **fields).load(4).digest == dataset.digest
     splits["train"].to_parquet(tmp_path / "rows.parquet")
     parquet = HuggingFace(path=str(tmp_path / "rows.parquet"), heldout=0.5, **fields).load(4)
     assert parquet.heldout(0)["tokens"].tolist() == [[4, 5, 6, 7, 8]]

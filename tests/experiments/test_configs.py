@@ -73,6 +73,7 @@ REFUSED = [
     ("byte_lm", "tiny", {"match.sharing": "albert"}, "match.budget"),  # without a budget
     ("heads_and_sharing", "study,data=tokens", {}, "validation"),
     ("chunks", "reviews,tuned", {}, "validation"),
+    ("which_matrices_learn", "text,paper", {}, "'paper'"),
     # The variants set it, too.
     ("heads_and_sharing", "tiny,sharing=albert", {}, "model.sharing=albert"),
     ("reviews", "tiny,max", {}, "model.output.pooler=max"),
@@ -136,6 +137,13 @@ def test_a_config_file_that_cannot_be_called(tmp_path):
         with pytest.raises(ValueError, match="get_config"):
             files.load(str(path))
     assert files.load(f"{path}:60").config.train.steps == 60
+
+
+def test_a_dataset_that_is_chosen_again_keeps_its_fields():
+    config = byte_lm.get_config("tiny")
+    config.data.path = "mine.txt"
+    files.set_values(config, {files.SOURCE: "text"})
+    assert config.data.path == "mine.txt"
 
 
 def test_a_config_that_is_none():

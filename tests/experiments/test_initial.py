@@ -119,6 +119,8 @@ def test_a_folder_that_cannot_train_is_refused(tmp_path):
     t5 = dataclasses.replace(t5, vocab_size=400)
     config = config_file.get_config(str(write(tmp_path / "t5", t5)))
     assert experiment_of(config).task == "span_corruption"
+    config.model.encoder.sharing = "albert"  # of the encoder alone
+    assert experiment_of(config).model.encoder.sharing == "albert"
     stored, tokens = open_folder(tmp_path / "t5"), jnp.zeros((1, 3), int)
     albert = dataclasses.replace(stored.config, sharing="albert")
     both, _ = with_plan_of(stored.config, stored.params, albert, tokens)

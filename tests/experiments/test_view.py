@@ -21,6 +21,7 @@ from attnlab.models import Sampling, generate, num_parameters, param_shapes
 from attnlab.training.checkpoint import Checkpoints
 from experiments.config import experiment_of
 from experiments.configs import byte_lm, translation
+from experiments.inspect_model import describe_text
 
 MODEL = dict(
     width=12, num_layers=3, heads=dict(num_heads=2), ffn=dict(width=8), max_len=24,
@@ -130,6 +131,12 @@ def test_without_a_text_a_run_shows_what_it_is_scored_on(run):
     assert abs(loss + (picked.sum() + last) / 20 / math.log(2)) < 1e-4
 
 
+def test_padding_behind_packed_texts_is_not_shown():
+    inputs = {"tokens": np.ones((1, 5), int), "segments": np.array([[1, 1, 2, 0, 0]])}
+    example = training.objectives.Example(inputs, inputs["tokens"], np.ones((1, 5)))
+    assert load._lengths(example) == {"tokens": 3}
+
+
 def test_a_fresh_start_is_that_of_the_seed(run):
     opened = load.open_run(run[0], seed=9)
     inputs = {"tokens": np.zeros((1, 5), np.int32)}
@@ -183,7 +190,7 @@ def test_a_decoder_of_a_folder_goes_on_where_its_text_stops(tmp_path):
     opened = load.open_folder(path)
     assert opened.read(source="cat").inputs["tokens"].tolist() == [[2]]
     written = "".join(opened.write("", 20, source="the cat"))
-    assert opened.describe_text("the cat").endswith(f"continuation: {written!r}")
+    assert describe_text(opened, "the cat").endswith(f"continuation: {written!r}")
 
 
 def test_tokens_that_neither_data_nor_task_have_are_written_as_numbers(nine_letters, tmp_path):

@@ -38,6 +38,9 @@ def test_the_balance_of_a_mixture_of_heads_counts_no_padding():
     padded = losses(jnp.where(real[:, None], x, jnp.nan), mask)
     np.testing.assert_allclose(padded[0], expected, rtol=1e-5)
     assert_close(padded, losses(x[:, :4], None))
+    packed = {"segments": mask.astype(int), "padding_mask": jnp.ones((2, 7), bool)}
+    _, aux = multi_head_attention(params, x, layout, **packed, return_aux=True)
+    np.testing.assert_allclose(aux.losses["head_balance"], expected, rtol=1e-5)
 
 
 def test_the_balance_of_a_mixture_of_heads_sums_many_float16_tokens():

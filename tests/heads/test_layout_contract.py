@@ -18,7 +18,7 @@ from attnlab import heads
 from attnlab.heads import EXTRAS, HEAD_VALUES, LAYOUTS, Gate, multi_head_attention, positions
 from attnlab.heads.params import normal
 from attnlab.heads.weights import Stage
-from attnlab.models import FFN
+from attnlab.models import FFN, Attention, ModelConfig
 from attnlab.models.ffn import init_ffn
 from attnlab.tap import capture
 
@@ -237,6 +237,14 @@ def test_the_cheapest_form_is_chosen(batch, num_queries, num_keys, order):
     assert min(costs, key=costs.get) == order
     call = functools.partial(multi_head_attention, layout=layout, implementation="dense")
     assert product_flops(jax.make_jaxpr(call)(params, x, context=y).jaxpr) == costs[order]
+
+
+def test_heads_without_a_softmax_are_explained_without_a_backend():
+    kind = type("Own", (heads.Standard,), {"attend": lambda self, params, q, k, v, call: q})
+    found = heads.explain_heads(kind(width=12, num_heads=3), jnp.ones((2, 5, 12)))
+    assert (found["chosen"], found["implementation"]) == ({"order": "factored"}, {})
+    attention = Attention(implementation="xla")
+    assert ModelConfig(width=12, heads=kind(num_heads=3), attention=attention).layout.num_heads == 3
 
 
 BIASED = heads.Standard(width=8, num_heads=2, biases=("k",))

@@ -37,7 +37,7 @@ CONSTRUCTION = [
 ]  # fmt: skip
 
 
-LAYOUT = small()
+LAYOUT, ONE_KEY = small(), small(num_kv_heads=1)
 PARAMS, X, *_ = make(LAYOUT)
 REAL = np.ones((2, 7), bool)
 
@@ -74,6 +74,9 @@ CALLS = [
     (lambda: call(head_mask=jnp.ones(7)),
      r"head_mask \(7,\) must be \[heads\] = \(2,\) or \[batch, heads\] = \(2, 2\)"),
     (lambda: call(context=X, cache={"length": 0}), "leave context out"),
+    (lambda: step(mask=np.ones((7, 7), bool)), r"masks \(7, 7\) and \(7, 9\) do not fit"),
+    (lambda: step(is_causal="no"), "is_causal must be True or False"),
+    (lambda: call(mask=np.ones((7, 5), bool), padding_mask=REAL), r"7, 5\) and .* do not fit"),
     (lambda: step(padding_mask=np.full((2, 7), 2)), "padding_mask must be a boolean array"),
     (lambda: step(padding_mask=np.ones((2, 6), bool)),
      r"padding_mask \(2, 6\) must be .* \(2, 7\)"),
@@ -92,6 +95,13 @@ CALLS = [
     (lambda: step(score_mods=[ALiBi(jnp.ones(2))]), "ALiBi of score_mods .* pass bias"),
     (lambda: call(kv=heads.project_kv(PARAMS, jnp.ones((2, 5, 8)), LAYOUT), padding_mask=REAL),
      r"padding_mask \(2, 7\) .* kv is of other tokens: hide those by mask"),
+    (lambda: call(kv={}), "this form needs k, v"),
+    (lambda: call(kv=heads.project_kv(make(ONE_KEY)[0], X, ONE_KEY)),
+     r"k \(2, 7, 1, 4\) .*num_key_heads is 2, .*kv is of another layout"),
+    (lambda: heads.project_kv(PARAMS, LAYOUT, X), r"\(params, x, layout\)"),
+    (lambda: heads.project_kv(PARAMS, X[..., :7], LAYOUT), r"context \(2, 7, 7\) must be .* 8\]"),
+    (lambda: heads.project_kv(PARAMS, jnp.ones((2, 7, 8), int), LAYOUT), "context must be a float"),
+    (lambda: heads.project_kv(PARAMS, X, LAYOUT, jnp.zeros((3, 2))), r"rotary \(3, 2\) must be"),
     (lambda: call(cache={"k": X, "v": X}), r"must be that of init_cache\(layout, batch, size\)"),
     (lambda: call(cache={"k": X, "length": jnp.array(0)}),
      "the cache holds k; this form needs k, v"),

@@ -217,3 +217,5 @@ def test_what_is_not_a_matrix_raises(fields, name, message):
     ):
         with pytest.raises(ValueError, match=said):
             circuit(given, params, name, attention=attention)
+    with pytest.raises(ValueError, match="unknown attention 'cross'"):
+        composition_scores(config, params, "k", attention="cross")

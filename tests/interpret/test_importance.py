@@ -120,6 +120,8 @@ def test_counts_that_remove_nothing_or_more_than_all():
     loss = lambda patch: jnp.zeros(2)
     curves = interpret.compare_pruning_orders(loss, gates, {"one": jnp.arange(4)}, **rest)
     assert (curves.by_order["one"].shape, curves.random.shape) == ((5,), (0, 5))
+    with pytest.raises(ValueError, match=r"loss \(\) must be \[B\], one number for each text"):
+        interpret.head_importance(lambda patch: jnp.zeros(()), gates)
     with pytest.raises(ValueError, match="count is 0"):
         interpret.compare_pruning_orders(loss, gates, {}, **rest)
     assert interpret.least_important(np.ones((2, 3)), 0) == {0: [], 1: []}

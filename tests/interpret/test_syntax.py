@@ -186,11 +186,13 @@ def test_what_is_refused():
     """The bootstrap of one sentence would always draw it, and a gain of any size be certain."""
     choosing, judging = (by_luck(np.random.default_rng(seed)) for seed in (1, 2))
     one = {n: a[:1] for n, a in judging._asdict().items() if n != "labels"}
+    nothing = by_luck(np.random.default_rng(0), labels=0)
     tree = Tree("a", ("a",), np.array([[0, 1]]), np.array([-1]), ("root",))
     for call, message in (
         (lambda: syntax.count_correct([], [], ["x"]), "0 sentences and 0 predictions"),
         (lambda: syntax.count_correct([tree], [], ["x"]), "1 sentences and 0 predictions: give"),
         (judging._replace(labels=judging.labels[::-1]), "need the same labels"),
+        (lambda: syntax.evaluate_heads(nothing, nothing), "need the same labels"),
         (judging._replace(cases=0 * judging.cases), "each with a word"),
         (judging._replace(**one | {"cases": 1 + one["cases"]}), "two test sentences or more"),
     ):

@@ -86,6 +86,8 @@ def test_specs_and_results_survive_json(swept):
     values = {"model.heads.head_dim": None, "train.optimizer.base_fan_in": None}
     unset = lab.with_values(lab.Experiment(), values)
     assert lab.Experiment.from_json(unset.to_json()) == unset
+    [counted] = lab.product(specs[0].config, train__steps=np.array([7]), seeds=np.array([0]))
+    assert json.loads(json.dumps(counted.to_dict()))["tags"] == {"steps": 7}
     for text in ("[]", json.dumps({"version": VERSION + 1})):
         with pytest.raises(ValueError, match="version"):
             lab.RunResult.from_json(text)
@@ -116,7 +118,8 @@ def test_rates_of_a_table_are_those_of_the_rows_with_the_tags(base, tmp_path):
     table.write_text("bias,head_dim,scale,heads,learning_rate\nTrue,,1,4.0,0.5\nTrue,,2,4.0,0.25\n")
     [spec] = with_known_rates([dataclasses.replace(specs[0], tags=tags)], table)
     assert spec.config.train.optimizer.learning_rate == 0.5
-    for rows, message in (("", "wide, and has none"), ("wide,1,1\nwide,2,1\n", "1.0, 2.0")):
+    none = "wide, and has none"
+    for rows, message in (("", none), ("wide,,1\n", none), ("wide,1,1\nwide,2,1\n", "1.0, 2.0")):
         table.write_text(head + rows)
         with pytest.raises(ValueError, match=message):
             with_known_rates(specs, table)
@@ -150,6 +153,21 @@ def test_of_several_texts_scores_are_looked_at_four_times():
     lab.DecideComparisons(most=30)(first, run)
     assert looks[:2] == [12, 48]  # 9 of the 27 seeds that may be added
     assert len(looks) <= 4
+
+
+def test_policies_add_no_seeds_while_another_process_has_a_run(tmp_path):
+    """Pairs of a variant that tuning left out are no error, nor are all variants."""
+    specs = [made({"name": tag}, seed, 0.0).spec for tag in "ab" for seed in range(3)]
+    a, b, gone = ({"name": tag} for tag in "abc")
+
+    def run(specs, folder=""):
+        others = [spec for spec in specs if spec.seed != 2]
+        return lab.Results(made(dict(s.tags), s.seed, float(i)) for i, s in enumerate(others))
+
+    for policy in (lab.DecideComparisons([(gone, a), (b, a)]), lab.AddSeeds(half_width=1e-3)):
+        assert policy(specs, run) == specs
+        left_out = [lambda specs, run: [], policy]
+        assert not lab.sweep(specs, tmp_path, policies=left_out, waits=False)
 
 
 def test_a_sweep_keeps_that_seeds_were_added(base, tmp_path):
@@ -259,6 +277,9 @@ def test_other_layouts_have_the_biases_of_the_base(biases, expected):
         (lambda b: lab.product(b, train__steps=[3, 3]), "two runs"),
         (lambda b: specs_of(b, [lab.Variant({}, n) for n in ("a b", "a  b")], [0]), "a_b-seed0"),
         (lambda b: lab.Experiment(model={"width": 8}), "ModelConfig"),
+        (lambda b: lab.Experiment(data="text"), "data must be of type DataConfig"),
+        (lambda b: lab.Experiment.from_dict(b.to_dict() | {"strat": ""}), "strat"),
+        (lambda b: lab.Experiment.from_json("{}"), "'model'"),
         (lambda b: lab.sweep([b], "nowhere"), "RunSpecs"),
         (lambda b: lab.RunSpec("a/b", b), "folder"),
         (lambda b: lab.RunSpec("a", b, seed=2**32), "seed.* not 4294967296"),
@@ -348,6 +369,9 @@ def test_a_failing_tuning_run_leaves_out_its_variant_alone(base, tmp_path):
     tuned = lab.load_results(tmp_path / "w/tuning")
     assert {run.spec.tags["name"] for run in tuned} == {"good"}
     assert result.spec.tags == {"name": "good"}
+    decide = lab.DecideComparisons([({"name": "bad"}, {"name": "good"})])
+    with pytest.raises(lab.SweepFailed, match=r"bad-seed1000.*gone.txt"):  # not: no such variant
+        in_process(specs, tmp_path / "w", policies=[lab.TuneLearningRate(), decide])
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from attnlab import lab
 from attnlab.data import Text
 from attnlab.heads import Standard
 from attnlab.models import ModelConfig
-from attnlab.names import load, reference
+from attnlab.names import load, lookup, reference
 from attnlab.training import TrainConfig, callback
 from attnlab.training.loggers import read_metrics
 from attnlab.training.objectives import OBJECTIVES
@@ -83,18 +83,22 @@ def test_an_experiment_of_own_objects_survives_json(nine_letters):
     assert again.data.own == 3
     assert type(again.model.heads) is OwnLayout
     assert load(one.init) is own_init
+    [spec] = lab.product(one, callbacks=[(own_callback,)], seeds=[0])
+    assert spec.tags == {"callbacks": "('own_callback',)"}  # the same in every process
     named = lab.Experiment(task=OBJECTIVES["causal_lm"]).to_dict()
     assert (named["task"], named["data"]["source"]) == ("causal_lm", "text")
     assert "imports" not in named
 
 
 def test_a_file_is_one_module_however_it_is_named(tmp_path):
-    file = tmp_path / "one.py"
+    folder = tmp_path / "C++ (my own)"
+    folder.mkdir()
+    file = folder / "one.py"
     file.write_text("import helper\nclass A:\n    pass\n")
-    (tmp_path / "helper.py").write_text("")
+    (folder / "helper.py").write_text("")
     first = load(f"{file}:A")
-    assert load(f"{tmp_path}/../{tmp_path.name}/one.py:A") is first
-    assert load(reference(first)) is first
+    assert load(f"{tmp_path}/{folder.name}/../{folder.name}/one.py:A") is first
+    assert lookup({}, reference(first), what="class") is first
     for wrong in (f"{tmp_path}/two.py:A", f"{file}:B", "no_such_module:A"):
         with pytest.raises(ValueError, match="cannot import"):
             load(wrong)

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import io
 import itertools
-import os
 import re
 import shutil
 
@@ -110,6 +109,8 @@ def test_the_answer_has_the_numbers_of_its_row():
     [answer], [row] = answers(one), one.comparisons.to_dict("records")
     found = [float(x.replace("−", "-")) for x in re.findall(r"[−\d]+\.\d{3}", answer.text)][:3]
     np.testing.assert_allclose(found, [row[n] for n in ("difference", "low", "high")], atol=6e-4)
+    apart = [made({"v": v}, v, 2.0) for v in (0, 1)]
+    assert "no seed with scores of both" in texts(answers(panel(apart)))
     wide = noisy({**TWO, (("layout", "narrow"),): 2.7}, [0, 1, 2], spread=1.0)
     assert {a.lead.split(":")[0] for a in answers(panel(wide))} == {"Inconclusive"}
     means = {(("v", f"v{i}"),): 2.0 + 0.2 * (i > 3) - 0.2 * (i == 1) for i in range(8)}
@@ -213,10 +214,18 @@ def test_scores_of_several_texts_stand_beside_baselines_of_the_same_texts():
 def test_metrics_that_the_first_run_lacks_are_columns():
     runs = [made({"a": 1}, 0, None), made({"a": 1}, 1, 2.0, more={"other": 1.5})]
     assert scores_table(panel(runs)).frame["held-out other"][0] == 1.5
+    names = ("bits_per_byte", "other")  # of one unit
+    bits = [lab.result.MetricInfo(name=n, unit="bits", digits=i) for i, n in enumerate(names, 1)]
+    task = lab.TaskInfo(metrics=tuple(bits))
+    table = scores_table(panel([dataclasses.replace(runs[1], task=task)]))
+    columns = ["held-out bits", "held-out bits (other)"]
+    assert table.frame.iloc[0][columns].tolist() == [2.0, 1.5]
+    assert [table.digits[column] for column in columns] == [1, 2]
 
 
-def test_variants_are_tags_and_the_fields_that_tell_equal_tags_apart():
-    """adamw and lion without a tag of their own: never one row. A tag named as a column stays."""
+def test_variants_are_tags_and_the_fields_that_tell_equal_tags_apart(monkeypatch):
+    """adamw and lion without a tag of their own: never one row. A tag named as a column stays. A
+    module that has moved makes no variant."""
     runs = [
         made({"layout": "standard"}, seed, score, values={"train.optimizer.name": name})
         for name, score in (("adamw", 2.7), ("lion", 2.4))
@@ -235,6 +244,8 @@ def test_variants_are_tags_and_the_fields_that_tell_equal_tags_apart():
     again = dataclasses.replace(runs[0], spec=dataclasses.replace(runs[0].spec, id="again"))
     with pytest.raises(ValueError, match="'again'"):  # it would count twice
         lab.Results([*runs, again]).table()
+    monkeypatch.setattr(lab.Experiment, "_imports", lambda self: [f"/{id(self)}/mine.py"])
+    assert len(lab.Results(runs).variants) == 2
 
 
 def test_tables_have_the_scores_and_the_baselines():
@@ -249,6 +260,7 @@ def test_tables_have_the_scores_and_the_baselines():
     results = lab.Results(runs)
     found = results.table().iloc[0][["mean", "sd", "seeds", "diverged"]].tolist()
     assert found == pytest.approx(expected)
+    assert results.table()["seconds"].tolist() == [2.5, 2.5]  # of those that did not diverge
     assert f"{np.mean(wide):.3f}" in results._repr_html_()
     alone = make_page([panel(runs[:1])])
     assert alone.blocks(Figures) == []
@@ -344,7 +356,6 @@ def test_curves_have_all_points_of_all_seeds(tmp_path):
         assert list(curve) == [10, 20, 30, 40]
         assert curve[40] == pytest.approx(run.scores.heldout["bits_per_byte"] + 0.01)
     path.write_text(path.read_text() + '{"step": 50, "eval/bits_per_byte": [1.0]}\n')
-    os.utime(path, (0, 0))
     assert one.curve(results[0], "eval/bits_per_byte")[50] == 1.0  # a run that goes on
     [figure] = curves_figures(one)
     assert "16 held-out rows" in figure.caption
@@ -376,6 +387,11 @@ def test_expected_results_count_every_seed():
     assert leads(value=4.0) == ["As expected:", ""]
     assert leads(tags={"v": "b"}) == ["No result:", ""]
     assert leads(over={"v": "a"}, relation="exactly", value=1.0) == ["As expected:", ""]
+    with pytest.raises(ValueError, match="in braces write mean, min, max; ratio needs `over`"):
+        dataclasses.replace(expected, text="{ratio}")
+    alone = Expectation(tags={}, relation="exactly", value=2.0, text="{mean}")
+    [found] = expectations(panel([made({}, 0, 2.0)], expectations=(alone,)))
+    assert found.lead == "As expected:"
 
 
 def rates(tuning, judged=()):
@@ -459,10 +475,13 @@ def test_every_figure_and_table_is_a_file(tmp_path):
 
 
 def test_names_are_shown_as_they_are(tmp_path):
-    """Labels with markup, in HTML and in Markdown."""
-    names = ("<b>&amp;", "a|b *c*")
+    """Labels with markup, in HTML, in Markdown and in figures."""
+    names = ("<b>&amp;", "a|b *c*", "_a", r"$\d$")
     runs = noisy({(("name", name),): 2.0 + i for i, name in enumerate(names)}, [0, 1])
-    path = lab.report(lab.Results(runs), tmp_path / "report.html")
+    path = lab.report(with_curves(runs, tmp_path / "w"), tmp_path / "report.html")
+    for figure in ("curves", "differences"):
+        drawn = (tmp_path / "figures" / f"{figure}.svg").read_text()
+        assert all(f">{name}</text>" in drawn for name in names[2:])
     assert "&lt;b&gt;&amp;amp;" in path.read_text()
     assert "<b>" not in path.read_text()
     assert r"a\|b \*c\*" in path.with_suffix(".md").read_text()
@@ -527,7 +546,7 @@ def test_the_description_and_the_command_come_from_the_workdir(tmp_path):
     workdir = store(noisy(TWO, [0, 1]), tmp_path / "w")
     about = Description(
         question="Which?", pairs=(({"layout": "wide"}, {"layout": "standard"}),),
-        planned_seeds=(0, 1), notes=("A note.",),
+        planned_seeds=(0, 1), notes=("A note.", "1. A number.", "## A mark."),
         expectations=(Expectation(tags={"a": 1}, relation="exactly", value=1.0, text="{mean}"),),
     )  # fmt: skip
     about.write(workdir)
@@ -538,7 +557,8 @@ def test_the_description_and_the_command_come_from_the_workdir(tmp_path):
     [facts] = page.blocks(Facts)
     assert dict(facts.items)["Command"] == "python -m experiments.sweep --seeds=0,1"
     assert dict(facts.items)["Seeds"] == "0; 1"
-    assert "A note." in to_markdown(page)
+    for note in ("A note.", r"1\. A number.", r"\## A mark."):
+        assert f"\n{note}\n" in to_markdown(page)
     assert Description.from_json('{"version": 2}') == Description()
 
 
@@ -556,6 +576,7 @@ def test_what_cannot_be_reported(tmp_path):
         (results, other, {}, "results.csv.* no report wrote"),
         (results, page, {"layout": "narrow"}, "narrow.* names 0 variants"),
         (lab.Results([]), page, {}, "no results"),
+        ([workdir, lab.Results([])], page, {}, "no results"),
         (tmp_path / "nowhere", page, {}, "holds no sweep"),
         ([workdir, tmp_path / "w" / ".." / "w"], page, {}, "twice"),
     ):
@@ -594,11 +615,11 @@ def test_maps_and_tables_of_heads_show_their_numbers():
     probs = np.tril(np.random.default_rng(0).uniform(size=(2, 2, 3, 3)))
     values = np.array([[0.5, np.nan], [1.0, 3.0]])
     names = ["layer 0, group 0", "layer 1, group 0"]
-    pieces = {"tokens": ["$a", "b", "c"], "source": ["x", "y", "z"]}
+    pieces = {"tokens": ["$a", "b", "c"], "source": ["x y", "\n", "\x0c"]}
     seen = Heads(probs, names, pieces, {"first_token": values}, {"first_token": values / 3})
     axes = attention_map(seen).axes
     np.testing.assert_array_equal(axes[2].images[0].get_array(), probs[1, 0])
-    assert [t.get_text() for t in axes[2].get_xticklabels()] == ["x", "y", "z"]
+    assert [t.get_text() for t in axes[2].get_xticklabels()] == ["x·y", "↵", r"\x0c"]
     assert [axes[i].get_title() for i in range(2)] == ["head 0", "head 1"]
     table = statistics_table("a", seen, "heads").frame.set_index("head")["% on first token"]
     assert table.to_list()[:3] == pytest.approx([150, 50, 50])

@@ -56,6 +56,9 @@ def test_a_model_is_loaded_from_a_run_or_from_a_sweep_of_one(first, base, tmp_pa
     assert load.seeds_of(tmp_path) == [3, 5]
     with pytest.raises(ValueError, match="has no seed 4, only 3, 5"):
         attnlab.load_run(tmp_path, 4)
+    add_specs(specs, tmp_path / "planned")
+    with pytest.raises(ValueError, match="seed3 has not begun"):
+        attnlab.load_run(tmp_path / "planned")
     add_specs(lab.product(base, layout=["standard", "wide"], seeds=[0]), tmp_path / "two")
     with pytest.raises(ValueError, match="several models; give the folder of one run"):
         attnlab.load_run(tmp_path / "two")
@@ -116,6 +119,8 @@ def test_other_parameters_in_the_place_where_it_began_are_refused(base, tmp_path
     run(base, tmp_path / "a", train__steps=2, train__optimizer__learning_rate=1e-2)
     with pytest.raises(ValueError, match=r"start\.digest: there"):
         run(base, tmp_path / "b", start=start, train__steps=4)
+    with pytest.raises(ValueError, match="other parameters now"):
+        load.open_run(tmp_path / "b/runs/run").initial({"tokens": np.zeros((1, 4), np.int32)})
 
 
 def test_other_data_and_fields_in_the_same_folder_are_refused(base, tmp_path, capsys):

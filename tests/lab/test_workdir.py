@@ -16,7 +16,7 @@ from conftest import ROOT
 from small_experiment import wait_for
 
 from attnlab.lab import workdir
-from attnlab.lab.workdir import LOCK, RunInUse, hold, holder
+from attnlab.lab.workdir import LOCK, RunInUse, hold, holder, waiting
 
 HOLD = """
 import pathlib, sys
@@ -113,8 +113,8 @@ def test_a_disk_without_locks(tmp_path, monkeypatch):
         assert f"process {os.getpid()} on" in holder(tmp_path)
         with pytest.raises(RunInUse), hold(tmp_path, 0):
             pass
-    with hold(tmp_path):
-        pass
+    with waiting(tmp_path):
+        assert f"process {os.getpid()} on" in holder(tmp_path)
 
 
 def test_an_owner_touches_its_file(tmp_path, monkeypatch):

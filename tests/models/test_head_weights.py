@@ -41,7 +41,7 @@ def test_matrices_sum_over_their_fan_in(layout):
 
 def test_axes_by_hand():
     config = ModelConfig(width=24, heads=Narrow(num_heads=3, biases=("q",), qk_norm=HeadNorm()))
-    axes = matrix_axes(config)(param_shapes(config))
+    axes = matrix_axes(config)({"params": param_shapes(config)})["params"]
     attention = axes["layers"]["attention"]
     assert attention["q"] == (1, 1)
     assert attention["o"] == (2, 1)
@@ -84,7 +84,7 @@ def test_identical_heads(case, sharing):
     layout, names, different = IDENTICAL[case]
     config = ModelConfig(width=16, heads=layout, sharing=sharing, num_layers=4)
     params = random_params(config)
-    made = identical_heads(config, params, names)
+    made = identical_heads(config, {"params": params}, names)
     found = {
         leaf.path[-1]
         for leaf in leaves(config, made)
@@ -106,6 +106,7 @@ def test_distance_by_hand():
     q = jnp.array([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0]]).reshape(1, 1, 3, 2)
     params = {"layers": {"attention": {"q": q}, "ffn": {"up": jnp.ones((1, 6, 7))}}}
     expected = np.sqrt((9 + 25) / 2) / np.sqrt(2 * 25 / 3)
-    np.testing.assert_allclose(head_distance(config, params), expected, rtol=1e-6)
+    for given in (params, {"params": params}):
+        np.testing.assert_allclose(head_distance(config, given), expected, rtol=1e-6)
     one = dataclasses.replace(config, heads=Standard(num_heads=1))
     assert float(head_distance(one, random_params(one))) == 0

@@ -144,6 +144,7 @@ def test_a_model_in_bfloat16_tells_positions_beyond_256_apart():
     [
         *(Dropout(rate=0.5, places=(place,)) for place in DropoutPlace.__args__),
         Dropout(attention=0.5), Dropout(ffn=0.5), Dropout(embedding=0.5),
+        Dropout(embedding=0.5, places=("ffn",)),
     ],
 )  # fmt: skip
 def test_each_dropout_acts_alone(dropout):

@@ -25,8 +25,12 @@ MODELS = {
         "layer_types": ((2, LayerOverrides(window=2)), (1, LayerOverrides(full_attention=True))),
     },
     "relative, both sides": {"positions": Relative(), "kind": "encoder"},
+    "relative, and a table": {"positions": Relative(table=True), "kind": "encoder"},
     "alibi, experts": {
         "positions": Alibi(), "ffn": FFN(width=8, experts=models.Experts(num_experts=3, top_k=2))
+    },
+    "alibi, scaled by position": {
+        "positions": Alibi(), "attention": models.Attention(position_scale=(0.7, 2.0))
     },
     "no positions": {"positions": models.NoPositions()},
     "encoder and decoder, learned": {"positions": Learned(), "kind": "encoder_decoder"},
@@ -46,7 +50,9 @@ def cut(a, lengths):
     return np.split(a[:, : sum(lengths)], np.cumsum(lengths)[:-1], axis=1)
 
 
-QUICK = ("learned, decoder", "rotary, windows", "encoder and decoder, relative")
+QUICK = (
+    "learned, decoder", "rotary, windows", "relative, and a table", "encoder and decoder, relative"
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("case", deep(MODELS, *QUICK))

@@ -54,6 +54,7 @@ CONFIGS = [
     (lambda: Attention(implementation="flsh"), "implementation"),
     (lambda: ModelConfig(sharing="albrt"), "albert"),
     (lambda: ModelConfig(width=65), "width 65"),
+    (lambda: ModelConfig(heads=heads.Standard(num_heads=4, key_width=5)), "leave key_width and"),
     (lambda: ModelConfig(attention=Attention(layer_scales=(1.0,))), "layer_scales"),
     (lambda: ModelConfig(positions=models.Rotary(scaling="dynamic:2,9"), max_len=10), "at most 9"),
     (lambda: ModelConfig(kind="encoder", positions=models.Learned(pad_token=3), max_len=4),
@@ -120,6 +121,7 @@ TYPED = change(SMALL, embedding=models.Embedding(token_types=2))
 TYPES = types((1, {"heads": heads.Narrow(num_heads=2)}), (1, {}), num_layers=3)
 POOLED = change(SMALL, output=OutputHead(pooler="mean"))
 LEARNED = change(ENCODER_DECODER, positions=models.Learned())
+TABLE = change(SMALL, positions=models.Relative(table=True))
 IDS, LONG_IDS = np.ones((2, 7), int), np.ones((2, 10), int)
 ADDED = jnp.array([[0.0] * 6 + [-1e9]] * 2)
 TEXT, ENCODED = {"source": SOURCE}, {"encoded": jnp.ones((2, 5, 12))}
@@ -131,6 +133,7 @@ CALLS = [
     (SMALL, {"padding_mask": 2 * IDS}, "^padding_mask must hold 0"),
     (SMALL, {"positions": jnp.ones((3, 7), int)}, "positions"),
     (SMALL, {"positions": jnp.ones(7)}, "positions"),
+    (TABLE, {"positions": np.arange(3, 10)}, r"position 9 at \[6\]"),
     (TYPED, {"token_types": jnp.zeros((3, 7), int)}, "token_types"),
     (TYPED, {"token_types": 2 * IDS}, r"token type 2 at \[0, 0\].* 0 to 1"),
     (SMALL, {"head_mask": jnp.ones((2, 3))}, r"head_mask \(2, 3\) must be .*\(3, 3\)"),

@@ -113,6 +113,7 @@ SAME = [
     ("bloom", {"slow_but_exact": True}, {}),
     ("bloom", {"pretraining_tp": 3}, {}),
     ("bart", {"num_hidden_layers": 2}, {}),
+    ("ernie4_5", {"attention_dropout": 0.5}, {}),
     # As before transformers 5: of layers without a window alone.
     ("gemma3_text",
      {"rope_parameters": None, "rope_theta": 300.0, "rope_local_base_freq": 20.0,

@@ -17,7 +17,7 @@ from goldens import SMALL
 
 from attnlab import pretrained
 
-pytest.importorskip("huggingface_hub")
+huggingface_hub = pytest.importorskip("huggingface_hub")
 
 LOAD = """
 import json, sys
@@ -93,3 +93,14 @@ def test_what_the_hub_does_not_have(hub, tmp_path):
         [(kind, message)] = load_all([["org/good", {}]], HF_HOME=str(tmp_path / "new"), **nowhere)
         assert (kind, "\n" in message) == ("ConnectionError", False)
         assert "no folder 'org/good'" in message
+
+
+def test_a_download_that_breaks_off(monkeypatch):
+    """The HTTP client of the library raises an error of its own."""
+
+    def fetch(*args, **options):
+        raise huggingface_hub.errors.HTTPError("peer closed the connection")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    with pytest.raises(ConnectionError, match=r"'org/good' could not be .*peer closed the conn"):
+        pretrained.load("org/good")

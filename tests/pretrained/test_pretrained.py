@@ -121,6 +121,8 @@ def old_tensors(family, config, tensors):
         if "rope_parameters" in config and family != "modernbert":
             at = rotary.get(family, "model.layers.{}.self_attn.")
             more[f"{at.format(i)}rotary_emb.inv_freq"] = np.ones(2, np.float32)
+    if family == "bart":
+        more |= {f"model.{one}coder.version": np.full(1, 3, np.float32) for one in ("en", "de")}
     if family == "t5":
         names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
         more |= dict.fromkeys(names, tensors["shared.weight"])
@@ -137,6 +139,17 @@ def test_older_styles_load(family, tmp_path):
     old, old_params = pretrained.load(write(tmp_path / "old", *older))
     assert old.config == model.config
     jax.tree.map(np.testing.assert_array_equal, params, old_params)
+
+
+def test_a_pooler_that_a_classifier_does_not_read(tmp_path):
+    """Classifiers of each token have one in files of before transformers 4."""
+    config, tensors, _, _ = split(FOLDER / "bert-classes.npz")
+    assert "bert.pooler.dense.weight" in tensors
+    words = {"architectures": ["BertForTokenClassification"]}
+    model, params = pretrained.load(write(tmp_path / "folder", config | words, tensors))
+    assert model.config.output.pooler == "each"
+    assert "classifier" in params
+    assert "pooler" not in params
 
 
 def test_arrays_are_written_as_they_are_seen(tmp_path):

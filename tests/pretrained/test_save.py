@@ -136,6 +136,10 @@ def test_the_working_directory_and_a_link_are_saved_into(tmp_path, monkeypatch):
     pretrained.save("link", OTHER.build(), random_params(OTHER))
     assert (tmp_path / "link").is_symlink()
     assert pretrained.load_config(tmp_path / "model").norm.eps == 0.05
+    monkeypatch.setenv("HOME", str(tmp_path))
+    pretrained.save("~/home", SMALL.build(), random_params(SMALL))
+    assert sorted(os.listdir("home")) == ["config.json", "model.safetensors"]
+    assert pretrained.load_config("~/home").width == SMALL.width
 
 
 def changed(params, path, leaf):

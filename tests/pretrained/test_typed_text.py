@@ -16,6 +16,7 @@ from attnlab.heads import Standard
 from attnlab.load import open_folder
 from attnlab.models import LayerOverrides, generate
 from experiments.configs import pretrained as config_file
+from experiments.inspect_model import describe_text
 
 LINES = [
     "O for a Muse of fire, that would ascend\n",
@@ -102,7 +103,7 @@ def typed(tmp_path):
 
 def test_a_folder_goes_on_with_a_sentence(typed):
     folder, library = typed
-    told = open_folder(folder).describe_text("O for a stage")
+    told = describe_text(open_folder(folder), "O for a stage")
     model, params = pretrained.load(folder)
     ids = library.encode("O for a stage").ids
     count = min(20, model.config.max_len - len(ids))
@@ -116,7 +117,7 @@ def test_a_folder_goes_on_with_a_sentence(typed):
     assert f"\n0      {ids[0]:<7} 'O'\n" in told
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"no tokenizer\.json"):
-        open_folder(folder).describe_text("O for a stage")
+        describe_text(open_folder(folder), "O for a stage")
 
 
 def test_layers_with_unlike_numbers_of_heads_are_described(typed):
@@ -126,7 +127,7 @@ def test_layers_with_unlike_numbers_of_heads_are_described(typed):
         opened.config, num_layers=3, heads=Standard(num_heads=1), layer_types=types
     )
     other = dataclasses.replace(opened, config=config, params=random_params(config))
-    heads = other.describe_text("O for a").split("attends to most\n")[1].split("\n\n")[0]
+    heads = describe_text(other, "O for a").split("attends to most\n")[1].split("\n\n")[0]
     found = ["".join(line.split()[:2]) for line in heads.splitlines()]
     assert found == ["00", "01", "10", "20", "21"]
 

@@ -12,7 +12,7 @@ from random_models import random_params
 
 from attnlab import pretrained
 from attnlab.heads import Wide
-from attnlab.models import FFN, Attention, EncoderConfig
+from attnlab.models import FFN, Attention, Dropout, EncoderConfig
 from attnlab.transforms import detect_sharing
 
 
@@ -57,9 +57,11 @@ def test_the_error_of_a_model_that_no_format_can_store_is_short(tmp_path):
     """Three families at most: the one it was loaded as, then those that differ least."""
     opt = pretrained.load_config(golden_folder(tmp_path / "folder", "opt"))
     wide = dict(heads=Wide(num_heads=4), norm=dataclasses.replace(opt.norm, eps=0.5))
+    drops = dict(dropout=Dropout(embedding=0.5, places=opt.dropout.places))
     for config, fields, family, reasons, count in (
         (opt, wide, "", r"opt: \w.*; \w+: .*; \w+: .*Checkpoints", 3),
         (opt, wide, "llama", "llama: ", 1),
+        (opt, drops, "opt", "opt: dropout at each place would be ", 1),
         (SMALL, dict(heads=Wide(num_heads=3)), "", ".*gpt2: ", 3),
         (SMALL, dict(attention=Attention(window=2)), "", ".*gpt2: ", 3),
     ):

@@ -80,7 +80,8 @@ def test_the_number_of_groups_fits_the_layers(rule):
 @pytest.mark.parametrize(
     "name",
     ["cycel:2", "albert:2", "cycle", "cycle:7", "groups:0", "cycle:-1", "cla", "2/(2)x2", "0,1,1..",
-     "attention=0,x ffn=0,0", "attention=0,1,2 kv=0,-,@0 ffn=0,1,2"],
+     "attention=0,x ffn=0,0", "attention=0,1,2 kv=0,-,@0 ffn=0,1,2",
+     "attention=0,0 attention=0,1"],
 )  # fmt: skip
 def test_invalid_names(name):
     with pytest.raises(ValueError, match="plan"):

@@ -56,7 +56,7 @@ def params():
 
 def evaluator(size, devices=1, model_parallel=1, objective=REVERSE):
     mesh = sharding.data_mesh(jax.devices()[:devices], model_parallel=model_parallel)
-    return Evaluator(MODEL.build(), objective, mesh, size)
+    return Evaluator(MODEL.build(), objective.smoothed(0.5), mesh, size)  # never smoothed
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +103,5 @@ def test_rows_that_are_all_padding_do_not_count(params, rows):
         assert_same(evaluate(params, {"rows": more, "valid": valid}), expected)
     with pytest.raises(ValueError, match="no target of the 11 scored rows counts"):
         evaluate(params, {"rows": rows, "valid": np.zeros(11, bool)})
+    with pytest.raises(ValueError, match="no target of the 0 scored rows counts"):
+        evaluate(params, {"rows": rows[:0]})

@@ -60,15 +60,24 @@ def test_callbacks_are_called_in_their_period_log_numbers_and_may_fail():
         if info.step:
             raise KeyError("a bug")
 
+    calls = []
+
+    @training.callback(every=4)
+    def second(info):
+        calls.append(info.step)
+        if len(calls) % 2 == 0:
+            info.log("second", info.step)
+
     def distance(initial, params):
         return {"moved": jnp.abs(params["embedding"] - initial["embedding"]).max()}
 
     moved = training.measured(distance, every=3)
     with pytest.warns(RuntimeWarning, match="the callback broken failed") as warned:
-        run = in_memory(SHORT, callbacks=[norm, broken, moved])
+        run = in_memory(SHORT, callbacks=[norm, broken, moved, second])
     assert len(warned) == 1
     expected = [np.abs(run.params(i)["embedding"]).max() for i in range(2)]
     assert run.curve("norm")[1][:, -1].tolist() == expected
+    np.testing.assert_array_equal(run.curve("second")[1], [[np.nan, np.nan], [0, 4]])
     steps, distances = run.curve("weights/moved")
     assert steps.tolist() == run.curve("norm")[0].tolist() == [0, 3, 4]
     assert (distances[:, 0] == 0).all()

@@ -1,5 +1,6 @@
 """Inputs, targets and what counts."""
 
+import dataclasses
 import gzip
 
 import jax
@@ -151,13 +152,13 @@ def test_cross_entropy_by_hand():
 
 
 def test_every_line_is_translated(tmp_path):
-    """A model that writes the first line whatever it reads: its logits depend on the position
-    alone. (`generate` refuses a row without a token.)"""
+    """A model that writes the first line and the start token whatever it reads: its logits depend
+    on the position alone. (`generate` refuses a row without a token.)"""
     sacrebleu = pytest.importorskip("sacrebleu")
-    data, length, _ = small_data.pairs(tmp_path)
-    dataset = data.load(length)
-    first = dataset.heldout(0)["target"][0]
-    written = [*first[first >= 0], dataset.sizes.vocab_size + 1]  # and the end token
+    data, _, _ = small_data.pairs(tmp_path)
+    dataset = dataclasses.replace(data, tokenizer="bytes").load(32)
+    first, start = dataset.heldout(0)["target"][0], dataset.sizes.vocab_size
+    written = [*first[first >= 0], start, start + 1]  # and the end token
     config = ModelConfig(
         kind="encoder_decoder",
         vocab_size=dataset.sizes.vocab_size + 2,

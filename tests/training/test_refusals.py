@@ -57,6 +57,7 @@ REFUSED = [
     (r"attention\.w", lambda: training.frozen_mask("attention.w", {"embedding": jnp.ones(3)})),
     ("tensorboard", lambda: training.Recorder(Path("none"), (0,), loggers=["tensorbord"])),
     ("every=0", lambda: training.callback(every=0)),
+    ("has no period", lambda: in_memory(callbacks=[print])),
     ("profile='3:2'", lambda: callbacks.parse_steps("3:2")),
     ("profile='3'", lambda: callbacks.parse_steps("3")),
     ("within 1:20, not 21:30", lambda: in_memory(profile=Profile(Path("none"), 21, 30))),

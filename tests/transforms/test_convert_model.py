@@ -10,17 +10,19 @@ from conversions import bases, each_head, logits, random_model, random_params
 
 from attnlab import ModelConfig, transforms
 from attnlab.heads import Blocked, Narrow, NarrowTied, Rewrite, Standard, Wide, weight_shapes
-from attnlab.models import Alibi, Compute, LayerOverrides, NoPositions, Relative, Rotary
+from attnlab.models import Alibi, Compute, LayerOverrides, Learned, NoPositions, Relative, Rotary
 from attnlab.sharing import Plan
 from attnlab.transforms import Conversion, ModelConversion, Undecided, convert, convert_model
 
 STANDARD, WIDE, SIX = Standard(num_heads=3), Wide(num_heads=3), Standard(num_heads=6, head_dim=4)
 MODEL = ModelConfig(width=12, heads=STANDARD, num_layers=2, vocab_size=17, max_len=9)
+ROBERTA = dict(kind="encoder", max_len=11, positions=Learned(pad_token=1))
 CASES = {
     "separate": (STANDARD, WIDE, {}, 2),
     "shared": (Narrow(num_heads=3), WIDE, dict(sharing="albert"), 1),
     "rotary": (NarrowTied(num_heads=3), SIX, dict(positions=Rotary()), 2),
     "encoder-decoder": (STANDARD, WIDE, dict(kind="encoder_decoder"), 2 + 2 + 2),
+    "padding not counted": (STANDARD, WIDE, ROBERTA, 2),
 }
 
 

@@ -140,6 +140,11 @@ BOTH = replace(
     DEEP, kind="encoder_decoder", encoder=EncoderConfig(num_layers=4), positions=models.Relative()
 )
 OTHER_PLANS = replace(BOTH, encoder=EncoderConfig(num_layers=4, sharing="albert"))
+LIKE_BOTH = EncoderConfig(num_layers=4, sharing="relaxed:4")
+BASE_OF_DELTAS = replace(
+    BOTH, sharing="relaxed:1",
+    encoder=EncoderConfig(num_layers=4, sharing="albert", shares_decoder=True),
+)  # fmt: skip
 
 
 def changed(plan, **options):
@@ -182,6 +187,7 @@ SAME = {
             )
         ),
     ),
+    "an encoder with deltas": (replace(BOTH, encoder=LIKE_BOTH), detect_sharing),
     "unshared layer types": (TYPES, unshare),
     "unshared, albert": (replace(BOTH, sharing="albert"), unshare),
     "unshared, cycle:2": (replace(BOTH, sharing="cycle:2"), unshare),
@@ -213,6 +219,7 @@ REFUSED = [
     (tie_encoder, OTHER_PLANS, "encoder and decoder need the same plan"),
     (changed(TYPES.plan), TYPES, "give the name of a plan"),
     (unshare, ONLY_PLANS, "differ only in their plans"),
+    (unshare, BASE_OF_DELTAS, "has another plan: use untie_encoder first"),
     (detect_sharing, TYPES, "one layer type"),
 ]
 

@@ -25,12 +25,9 @@ class AlbertGroups(f.Field):
     def read(self, attributes: JSON, source: f.Source) -> f.Values:
         calls, groups, inner = (attributes[name] for name in GROUPS)
         if groups > calls:
-            raise bad_value(
-                "num_hidden_groups",
-                groups,
-                f"is more than num_hidden_layers = {calls}: only {calls} groups are ever run; "
-                f"keep their tensors, renumbered, and say {calls}",
-            )
+            why = f"is more than num_hidden_layers = {calls}; keep the tensors of the groups that"
+            why += " are run, renumbered"
+            raise bad_value("num_hidden_groups", groups, why)
         if calls * inner > MAX_LAYERS:
             why = f"times inner_group_num = {inner} is more than {MAX_LAYERS:,} layers"
             raise bad_value("num_hidden_layers", calls, why)

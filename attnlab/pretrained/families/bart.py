@@ -126,6 +126,7 @@ BART = Family(
         layers=(_stack("encoder"), _stack("decoder")),
         prefix="model.",
         task_modules=("lm_head.", "final_logits_bias"),
+        unread=("encoder.version", "decoder.version"),  # of older files
         # The table of tokens may be stored again for each stack.
         repeated={f"{stack}.embed_tokens.weight": "shared.weight" for stack in STACKS},
         if_tied={"lm_head.weight": "shared.weight"},
@@ -133,19 +134,18 @@ BART = Family(
     defaults={"encoder_ffn_dim": 4096},
 )
 MBART = BART.variant("mbart", _Head("MBart"), norm=Norm())
-LAST = f.Words(
-    # Published models have the token of padding, with which texts begin, at the end.
-    used=tuple(
-        Attribute(name, kind=int, least=0, compute=lambda said: said["vocab_size"] - 1)
-        for name in ("pad_token_id", "decoder_start_token_id")
-    ),
-    follows={"decoder_vocab_size": ("vocab_size", int)},
-    only={"share_encoder_decoder_embeddings": True},
-)
 MARIAN = BART.variant(
     "marian",
     _Positions(),
-    LAST,
+    f.Words(
+        # Published models have the token of padding, with which texts begin, at the end.
+        used=tuple(
+            Attribute(name, kind=int, least=0, compute=lambda said: said["vocab_size"] - 1)
+            for name in ("pad_token_id", "decoder_start_token_id")
+        ),
+        follows={"decoder_vocab_size": ("vocab_size", int)},
+        only={"share_encoder_decoder_embeddings": True},
+    ),
     _Head("Marian", causal="MarianMTModel"),
     positions=Learned(),
     embedding=Embedding(),

@@ -288,10 +288,7 @@ DISTILBERT = like_bert(
     ),
     norm=Norm(position="post", eps=1e-12),  # no attribute says it
     dropout=Dropout(places=("embeddings", "ffn")),
-    tasks=(
-        t.pooled("pre_classifier", "classifier", pooler_activation="relu"),
-        *PER_TOKEN,
-    ),
+    tasks=(t.pooled("pre_classifier", "classifier", pooler_activation="relu"), *PER_TOKEN),
 )
 # Embeddings as wide as the model have no projection.
 EMBEDDING_SIZE = f.value(

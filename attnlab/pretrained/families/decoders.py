@@ -298,7 +298,8 @@ ERNIE4_5 = LLAMA.variant(
     f.CausalHead("Ernie4_5"),
     *f.all_biases("use_bias"),
     r.RotaryField(default_base=5e5),
-    without="attention_bias mlp_bias attention_dropout",
+    f.Words(ignored="attention_dropout"),  # transformers applies none
+    without="attention_bias mlp_bias",
     table=decoder_table(PAIRED),
     tasks=(),
 )

@@ -132,9 +132,7 @@ GEMMA3 = GEMMA2.variant(
         # What configs before transformers 5 say.
         bases={FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)},
     ),
-    f.Words(
-        only={"final_logit_softcapping": None, "attn_logit_softcapping": None},
-    ),
+    f.Words(only={"final_logit_softcapping": None, "attn_logit_softcapping": None}),
     f.Choice("use_bidirectional_attention", "kind", {**CAUSAL.values, True: "encoder"}),
     heads=Standard(num_heads=4, qk_norm=HeadNorm("rms_plus_one")),
     tasks=(LAST,),

@@ -89,11 +89,7 @@ GPT_NEOX = LLAMA.variant(
     table=decoder_table(
         attention=megatron_heads("attention"),
         ffn=MEGATRON_FFN,
-        outside={
-            "embedding": "embed_in",
-            "final_norm": "final_layer_norm",
-            "lm_head": "embed_out",
-        },
+        outside={"embedding": "embed_in", "final_norm": "final_layer_norm", "lm_head": "embed_out"},
         prefix="gpt_neox.",
         # The causal mask, stored as if it were a bias; rates of the rotary positions.
         unread=(
@@ -257,12 +253,9 @@ class _Falcon(f.Field):
         new, heads = attributes["new_decoder_architecture"], attributes["num_attention_heads"]
         norms = attributes["num_ln_in_parallel_attn"] or (2 if new else 1)
         if (new and not attributes["parallel_attn"]) or norms > (2 if new else 1):
-            raise bad_value(
-                "num_ln_in_parallel_attn",
-                norms,
-                f"and parallel_attn = {attributes['parallel_attn']} are not supported where "
-                f"new_decoder_architecture = {new}",
-            )
+            why = f"with parallel_attn = {attributes['parallel_attn']} is not supported where"
+            why += f" new_decoder_architecture = {new}"
+            raise bad_value("num_ln_in_parallel_attn", norms, why)
         old = 1 if attributes["multi_query"] else heads
         position = "parallel" if norms == 2 else "parallel_one"
         return {

@@ -100,11 +100,7 @@ LLAMA = Family(
     tasks=GENERIC,
 )
 MISTRAL = LLAMA.variant(
-    "mistral",
-    f.CausalHead("Mistral"),
-    Window(),
-    without="attention_bias mlp_bias",
-    tasks=QUESTIONS,
+    "mistral", f.CausalHead("Mistral"), Window(), without="attention_bias mlp_bias", tasks=QUESTIONS
 )
 MINISTRAL = MISTRAL.variant("ministral", f.CausalHead("Ministral"), LayerTypes(), tasks=GENERIC)
 
@@ -171,9 +167,5 @@ QWEN2 = LLAMA.variant(
     heads=Standard(num_heads=4, biases=("q", "k", "v")),
 )
 QWEN3 = QWEN2.variant(
-    "qwen3",
-    f.CausalHead("Qwen3"),
-    f.biases("attention_bias"),
-    NORMED,
-    heads=RMS_HEADS,
+    "qwen3", f.CausalHead("Qwen3"), f.biases("attention_bias"), NORMED, heads=RMS_HEADS
 )

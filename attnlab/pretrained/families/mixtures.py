@@ -21,8 +21,6 @@ from attnlab.pretrained.tasks import QUESTIONS, SCORES
 
 WIDTH = Attribute("intermediate_size", 11008)
 BALANCE = {"balance": Attribute("router_aux_loss_coef", 0.001)}
-UNUSED = "output_router_logits"
-"""Says whether transformers adds the balance loss in training."""
 GATED_EXPERTS = expert_modules(
     "mlp.gate", {n: f"mlp.experts.{{}}.{name}" for n, name in GATED_NAMES.items()}, llama.GATED_FFN
 )
@@ -45,7 +43,7 @@ MIXTRAL = LLAMA.variant(
     f.CausalHead("Mixtral"),
     RotaryField(default_base=1e6),
     ExpertFields(routing("num_local_experts") | BALANCE, WIDTH, windows=Window()),
-    f.Words(ignored=UNUSED, only={"router_jitter_noise": 0.0}),
+    f.Words(only={"router_jitter_noise": 0.0}),
     without="attention_bias mlp_bias",
     table=decoder_table(
         ffn=expert_modules(
@@ -79,12 +77,9 @@ QWEN2_MOE = LLAMA.variant(
         constant={"shared_gate": True},
         dense=SPARSE_STEPS,
         windows=LayerTypes(
-            default_types=_qwen_types,
-            more=(llama.MAX_WINDOW_LAYERS,),
-            switch="use_sliding_window",
+            default_types=_qwen_types, more=(llama.MAX_WINDOW_LAYERS,), switch="use_sliding_window"
         ),
     ),
-    f.Words(ignored=UNUSED),
     without="mlp_bias attention_bias",
     table=decoder_table(ffn=QWEN_FFN),
     tasks=QUESTIONS,
@@ -100,7 +95,7 @@ QWEN3_MOE = LLAMA.variant(
         dense=SPARSE_STEPS,
         windows=Window(switch="use_sliding_window"),
     ),
-    f.Words(ignored=f"{UNUSED} max_window_layers"),
+    f.Words(ignored="max_window_layers"),
     without="mlp_bias",
     table=decoder_table(ffn=QWEN_FFN),
     heads=llama.RMS_HEADS,
@@ -122,7 +117,7 @@ GPT_OSS = LLAMA.variant(
     ),
     f.Words(
         used=(Attribute("hidden_act", "silu"),),  # whatever it says, it is this one
-        ignored=f"{UNUSED} experts_per_token initial_context_length",
+        ignored="experts_per_token initial_context_length",
         only={"swiglu_alpha": 1.702},
         written={"hidden_act": "silu"},
     ),
@@ -146,11 +141,8 @@ OLMOE = LLAMA.variant(
     "olmoe",
     f.CausalHead("Olmoe"),
     llama.NORMED,
-    ExpertFields(
-        routing("num_experts") | NORMALIZE | BALANCE,
-        WIDTH,
-    ),
-    f.Words(ignored=UNUSED, only={"clip_qkv": None}),
+    ExpertFields(routing("num_experts") | NORMALIZE | BALANCE, WIDTH),
+    f.Words(only={"clip_qkv": None}),
     without="mlp_bias head_dim",
     table=decoder_table(FLAT, GATED_EXPERTS),
     heads=Standard(num_heads=4, qk_norm=HeadNorm("rms", over="all")),
@@ -213,7 +205,7 @@ DEEPSEEK_V3 = LLAMA.variant(
             "head_dim": ("qk_rope_head_dim", int),
         },
         # They say how it was trained, or what stands behind the last norm.
-        ignored="output_router_logits seq_aux ep_size num_nextn_predict_layers num_mtp_layers",
+        ignored="seq_aux ep_size num_nextn_predict_layers num_mtp_layers",
         only={"attention_bias": False, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
         | {"moe_layer_freq": 1},
         # As in all that are published.
@@ -248,7 +240,7 @@ GLM4_MOE = LLAMA.variant(
         EXPERTS, options={n: one for n, one in EXPERTS.options.items() if n != "balance"}
     ),
     RotaryField(fraction="partial_rotary_factor", default_fraction=0.5),
-    f.Words(ignored="output_router_logits num_nextn_predict_layers num_mtp_layers"),
+    f.Words(ignored="num_nextn_predict_layers num_mtp_layers"),
     without="mlp_bias",
     # The modules behind the last layer that predict more tokens.
     table=decoder_table(ffn=SHARED_FFN, unread=(*RATES, "layers.46.*", "layers.92.*")),

@@ -23,85 +23,68 @@ FEED_FORWARD = f.ACTIVATIONS | {f"gated-{theirs}": ours for theirs, ours in f.GA
 FEED_FORWARD["gated-gelu"] = f.GATED["gelu_new"]
 
 
-def _is_gated(name: str) -> bool:
-    return name.startswith("gated-")
-
-
 def _activation(name: str) -> str:
     return "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stacks(f.Field):
-    """Which stacks there are, and their depth; `stem` begins the names of architectures."""
+class _StacksAndHead(f.Field):
+    """Which stacks there are, their depth, and the LM head. The file decides about the head: one
+    that differs from the table is used, a copy is not.
 
-    stem: str = "T5"
-
-    @property
-    def attributes(self) -> tuple[Attribute, ...]:
-        same = operator.itemgetter("num_layers")
-        return (
-            Attribute("num_layers", 6, is_depth=True),
-            Attribute("num_decoder_layers", kind=int, is_depth=True, compute=same),
-            Attribute("is_encoder_decoder", True),
-        )
-
-    def read(self, attributes: JSON, source: f.Source) -> f.Values:
-        layers = attributes["num_layers"]
-        if source.architecture in (f"{self.stem}EncoderModel", f"{self.stem}{TOKENS.end}"):
-            return {"kind": "encoder", "encoder": None, "num_layers": layers}
-        return {"num_layers": attributes["num_decoder_layers"], "encoder.num_layers": layers}
-
-    def write(self, config: ModelConfig) -> JSON:
-        alone = config.encoder is None
-        return {
-            "num_layers": config.num_layers if alone else config.encoder_model.num_layers,
-            "num_decoder_layers": config.num_layers,
-            "is_encoder_decoder": not alone,
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class _Head(f.Field):
-    """The LM head. The file decides: one that differs from the table is used, a copy is not."""
+    Attributes:
+      stem: how the names of architectures begin.
+      can_scale: an attribute says whether what the LM head reads is scaled.
+    """
 
     stem: str = "T5"
     can_scale: bool = True
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        tied = "tie_word_embeddings"
-        same = operator.itemgetter(tied) if self.can_scale else None
-        return (Attribute(tied, True), Attribute("scale_decoder_outputs", kind=bool, compute=same))
+        depth, tied = map(operator.itemgetter, ("num_layers", "tie_word_embeddings"))
+        return (
+            Attribute("num_layers", 6, is_depth=True),
+            Attribute("num_decoder_layers", kind=int, is_depth=True, compute=depth),
+            Attribute("is_encoder_decoder", True),
+            Attribute("tie_word_embeddings", True),
+            Attribute("scale_decoder_outputs", kind=bool, compute=tied if self.can_scale else None),
+        )
 
     @property
     def architectures(self) -> tuple[str, ...]:
         return tuple(self.stem + t for t in ("Model", "EncoderModel", "ForConditionalGeneration"))
 
     def read(self, attributes: JSON, source: f.Source) -> f.Values:
-        if source.architecture in (
-            self.stem + end for end in ("EncoderModel", "Model", TOKENS.end)
-        ):
-            return {"output.kind": "none"}
+        layers, end = attributes["num_layers"], source.architecture.removeprefix(self.stem)
+        values: f.Values = {"output.kind": "none"}
+        if end in ("EncoderModel", TOKENS.end):
+            return values | {"kind": "encoder", "encoder": None, "num_layers": layers}
+        values |= {"num_layers": attributes["num_decoder_layers"], "encoder.num_layers": layers}
+        if end == "Model":
+            return values
         own, table = (source.tensors.get(f"{name}.weight") for name in ("lm_head", "shared"))
         copied = own is not None and table is not None and own.equals(table)
         has_own = "lm_head.weight" in source.tensors and not copied
         scaled = self.can_scale and attributes["scale_decoder_outputs"]
-        return {
+        return values | {
             "output.kind": "own" if has_own else "tied",
             "output.scale": attributes["d_model"] ** -0.5 if scaled else 1.0,
         }
 
     def write(self, config: ModelConfig) -> JSON:
-        bare = config.output.kind == "none"
+        alone, bare = config.encoder is None, config.output.kind == "none"
         bare_name = "EncoderModel" if config.kind == "encoder" else "Model"
-        name = self.stem + (bare_name if bare else "ForConditionalGeneration")
-        if not self.can_scale:
-            return {"tie_word_embeddings": True, "architectures": [name]}
         # What a reader before version 5 takes for "scaled", and for "tied".
         scaled = config.output.scale != 1 or bare
-        names = ("tie_word_embeddings", "scale_decoder_outputs")
-        return dict.fromkeys(names, scaled) | {"architectures": [name]}
+        scale = {"scale_decoder_outputs": scaled} if self.can_scale else {}
+        return scale | {
+            "num_layers": config.num_layers if alone else config.encoder_model.num_layers,
+            "num_decoder_layers": config.num_layers,
+            "is_encoder_decoder": not alone,
+            "tie_word_embeddings": scaled or not self.can_scale,
+            "architectures": [self.stem + (bare_name if bare else "ForConditionalGeneration")],
+        }
 
 
 def _stack(stack: Stack, *, one_table: bool = True) -> Layers:
@@ -142,7 +125,7 @@ T5 = Family(
     ),
     fields=(
         *f.numbers("vocab_size d_model d_kv d_ff num_heads layer_norm_epsilon"),
-        _Stacks(),
+        _StacksAndHead(),
         f.value("relative_attention_num_buckets", int, "positions.buckets"),
         f.value("relative_attention_max_distance", int, "positions.max_distance"),
         f.value("dropout_rate", float, "dropout.rate", "dropout.attention", "dropout.ffn"),
@@ -150,12 +133,11 @@ T5 = Family(
         f.Words(
             ignored="n_positions",  # of the training data; relative positions go on
             follows={
-                "is_gated_act": ("feed_forward_proj", _is_gated),
+                "is_gated_act": ("feed_forward_proj", lambda name: name.startswith("gated-")),
                 "dense_act_fn": ("feed_forward_proj", _activation),
             },
             written={"decoder_start_token_id": 0},
         ),
-        _Head(),
     ),
     table=NameTable(
         modules=(Module("shared", "embedding", "table"), Module("lm_head", "lm_head")),
@@ -189,15 +171,10 @@ def _layer_tables(config: ModelConfig) -> list[Entry]:
     ]
 
 
-MT5 = T5.variant(
-    "mt5",
-    _Stacks("MT5"),
-    _Head("MT5", can_scale=False),
-)
+MT5 = T5.variant("mt5", _StacksAndHead("MT5", can_scale=False))
 UMT5 = T5.variant(
     "umt5",
-    _Stacks("UMT5"),
-    _Head("UMT5"),
+    _StacksAndHead("UMT5"),
     table=T5.table._replace(
         layers=tuple(_stack(name, one_table=False) for name in ("encoder", "decoder")),
         special=_layer_tables,

@@ -136,10 +136,7 @@ VIT = BERT.variant(
     f.Choice("pooler_act", "output.pooler_activation", f.ACTIVATIONS),
     without="vocab_size max_position_embeddings type_vocab_size tie_word_embeddings",
     table=NameTable(
-        modules=(
-            Module("layernorm", "final_norm", "norm"),
-            Module("pooler.dense", "pooler"),
-        ),
+        modules=(Module("layernorm", "final_norm", "norm"), Module("pooler.dense", "pooler")),
         layers=(
             Layers(
                 "encoder.layer.{}.",

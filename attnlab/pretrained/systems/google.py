@@ -16,7 +16,7 @@ from attnlab.pretrained.fields import Field, Source, Values, Words
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Suffixes, linears
 from attnlab.pretrained.systems.arrays import Built
 from attnlab.pretrained.tensors import Arrays
-from attnlab.sharing.plan import GROUP_RULES, Plan
+from attnlab.sharing.plan import Plan, inner_groups, renumber
 
 
 def _named(prefix: str, modules: tuple[Module, ...]) -> tuple[Module, ...]:
@@ -60,17 +60,14 @@ class _Groups(Field):
     attributes = AlbertGroups.attributes
 
     def read(self, attributes: JSON, source: Source) -> Values:
-        _, layer_groups = _groups(attributes)
-        plan = Plan(attention=layer_groups, ffn=layer_groups)
-        return {"num_layers": len(layer_groups), "sharing": plan}
+        groups = renumber(_stored_layers(attributes))
+        return {"num_layers": len(groups), "sharing": Plan(attention=groups, ffn=groups)}
 
 
-def _groups(attributes: JSON) -> tuple[list[int], tuple[int, ...]]:
-    """The groups that are applied, and for each layer the stored layer, of those groups alone."""
+def _stored_layers(attributes: JSON) -> tuple[int, ...]:
+    """For each layer the number of the stored one; those of some groups may never be applied."""
     calls, count, inner = (attributes[name] for name in GROUPS)
-    groups = [GROUP_RULES["google"](i, calls, count) for i in range(calls)]
-    used = sorted(set(groups))
-    return used, tuple(used.index(g) * inner + k for g in groups for k in range(inner))
+    return inner_groups(calls, count, inner, "google")
 
 
 BERT_WORDS = BERT.variant("google_bert", WITHOUT_HEAD)
@@ -111,12 +108,8 @@ def build_albert(config: JSON, tensors: Arrays) -> Built:
     """`config` is an albert_config.json. Some groups may never be applied, and have no weights."""
 
     def places(config: ModelConfig, attributes: JSON) -> list[tuple[str, int]]:
-        used, layer_groups = _groups(attributes)
-        inner, at = attributes["inner_group_num"], "group_{}/inner_group_{}/"
-        return [
-            ("bert/encoder/transformer/" + at.format(group, k), layer_groups.index(i * inner + k))
-            for i, group in enumerate(used)
-            for k in range(inner)
-        ]
+        stored, inner = _stored_layers(attributes), attributes["inner_group_num"]
+        at = "bert/encoder/transformer/group_{}/inner_group_{}/"
+        return [(at.format(*divmod(i, inner)), stored.index(i)) for i in sorted(set(stored))]
 
     return _build(ALBERT_WORDS, config, tensors, Layers("", ALBERT_MODULES, places=places))

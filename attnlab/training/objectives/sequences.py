@@ -62,11 +62,12 @@ def exact_match(of: str) -> Metric:
 def translate(model: Model, params: Params, dataset: Dataset) -> dict[str, float]:
     """chrF (Popovic 2015) and BLEU, by sacrebleu with its defaults, of the greedy translations of
     all held-out rows. A row ends with the end token, or at twice the length of the longest
-    reference."""
+    reference; other special tokens are left out."""
     with extra("data"):
         import sacrebleu
     config: ModelConfig = model.config  # type: ignore[attr-defined]
-    rows, end = dataset.heldout(0), dataset.sizes.vocab_size + 1
+    rows, start = dataset.heldout(0), dataset.sizes.vocab_size
+    end = start + 1
     count = min(2 * rows["target"].shape[1], config.max_len - 1)
     generated: list[list[int]] = []
     for part in np.array_split(rows["source"], -(-len(rows["source"]) // GENERATED_ROWS)):
@@ -74,7 +75,7 @@ def translate(model: Model, params: Params, dataset: Dataset) -> dict[str, float
         source = np.pad(part, [(0, GENERATED_ROWS - len(part)), (0, 0)], mode="edge")
         tokens = generate(
             params,
-            jnp.full((GENERATED_ROWS, 1), dataset.sizes.vocab_size, jnp.int32),
+            jnp.full((GENERATED_ROWS, 1), start, jnp.int32),
             config,
             count,
             end=end,
@@ -82,7 +83,8 @@ def translate(model: Model, params: Params, dataset: Dataset) -> dict[str, float
             source_padding_mask=jnp.asarray(source >= 0),
         )
         generated += np.asarray(tokens)[: len(part)].tolist()
-    ours = [dataset.decode(row[: row.index(end)] if end in row else row) for row in generated]
+    texts = [row[: row.index(end)] if end in row else row for row in generated]
+    ours = [dataset.decode([token for token in text if token < start]) for text in texts]
     references = [dataset.decode(row[row >= 0].tolist()) for row in rows["target"]]
     return {
         "chrf": sacrebleu.corpus_chrf(ours, [references]).score,

@@ -18,16 +18,12 @@ from attnlab.heads import Layout, Params
 from experiments.benchmarks.peers import on_torch
 
 
-def _as_they_are(*args: Any) -> tuple:
-    return args
-
-
 class Peer(NamedTuple):
     """A function of another library for the work of one of ours."""
 
     call: Callable[..., Any]
     """Its arguments -> its output; JAX may trace it, unless `torch`."""
-    arrange: Callable[..., tuple] = _as_they_are
+    arrange: Callable[..., tuple] = lambda *args: args
     """Our arguments (or their gradients) -> its own: numbers moved about, none changed."""
     arrange_output: Callable[[Any], Any] = lambda out: out
     """The same for the output."""

@@ -61,8 +61,8 @@ class LinenDecoder(nn.Module):
             for i in range(c.num_layers):
                 x, _ = LinenBlock(c, name=f"layer_{i}")(x, mask)
         x = nn.LayerNorm(epsilon=c.norm.eps, dtype=d, name="final_norm")(x)
-        readout = nn.Dense(c.vocab_size, use_bias=False, dtype=d, name="readout")
-        return readout(x).astype(jnp.float32)
+        lm_head = nn.Dense(c.vocab_size, use_bias=False, dtype=d, name="lm_head")
+        return lm_head(x).astype(jnp.float32)
 
 
 def linen_params(ours: Any, model: LinenDecoder) -> Any:
@@ -81,7 +81,7 @@ def linen_params(ours: Any, model: LinenDecoder) -> Any:
         "embedding": {"embedding": ours["embedding"]},
         "positions": {"embedding": ours["positions"]},
         "final_norm": ours["final_norm"],
-        "readout": {"kernel": ours["lm_head"]},
+        "lm_head": {"kernel": ours["lm_head"]},
     }
 
 
@@ -105,7 +105,7 @@ def torch_params(ours: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     norm = lambda w: (on_torch.trained(w["scale"]), on_torch.trained(w["bias"]))
     ours = jax.tree.map(np.asarray, ours)
     whole = {name: on_torch.trained(ours[name]) for name in ("embedding", "positions")}
-    whole |= {"readout": on_torch.trained(ours["lm_head"].T), "norm": norm(ours["final_norm"])}
+    whole |= {"lm_head": on_torch.trained(ours["lm_head"].T), "norm": norm(ours["final_norm"])}
     layers = []
     for i in range(len(ours["layers"]["ffn"]["up"])):
         w = jax.tree.map(lambda a, i=i: a[i], ours["layers"])
@@ -131,7 +131,7 @@ def torch_logits(config: ModelConfig, whole: Any, layers: Any, tokens: Any) -> A
         x = x + F.linear(y.transpose(1, 2).flatten(2), *w["out"])
         y = F.gelu(F.linear(norm(x, w["ffn_norm"]), *w["up"]), approximate="tanh")
         x = x + F.linear(y, *w["down"])
-    return F.linear(norm(x, whole["norm"]), whole["readout"])
+    return F.linear(norm(x, whole["norm"]), whole["lm_head"])
 
 
 def torch_step(config: ModelConfig, trains: training.TrainConfig, ours: Any, tokens: Any) -> Any:

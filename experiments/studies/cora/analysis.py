@@ -14,7 +14,7 @@ from experiments.studies.rows import conclusions, render
 def page(rows: pandas.DataFrame) -> str:
     """The Markdown page of cora.csv."""
     of = {name: rows[rows.variant == name].set_index("seed") for name in VARIANTS}
-    said = conclusions({name: some.test for name, some in of.items()}, digits=2)
+    compared = conclusions({name: some.test for name, some in of.items()}, digits=2)
     main, found = of[MAIN].test, paired_difference(of[MAIN].test)
     return render(
         __file__,
@@ -24,10 +24,10 @@ def page(rows: pandas.DataFrame) -> str:
         published=f"{PUBLISHED[0]} ± {PUBLISHED[1]}",
         says="agrees" if found.low <= PUBLISHED[0] <= found.high else "does not agree",
         minutes=f"{rows.seconds.sum() / 60:.0f}",
-        num_compared=len(said),
+        num_compared=len(compared),
         variants=of,
         interval_of=paired_difference,
-        said=said,
+        compared=compared,
     )
 
 

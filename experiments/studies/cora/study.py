@@ -21,7 +21,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from experiments.configs.cora import Graph
+from experiments.configs.cora import Graph, row_of
 
 HEADS, HEAD_DIM, RATE, PATIENCE, MOST = 8, 8, 0.005, 100, 2000
 PUBLISHED = (83.0, 0.7)
@@ -71,13 +71,10 @@ class Edges(NamedTuple):
 
 def load(graph: Graph) -> Edges:
     """Features divided by the sum of their row, edges in both directions, self-loops."""
-    features = graph.features / np.maximum(graph.features.sum(1, keepdims=True), 1e-9)
+    row = row_of(graph)
+    features = row["features"]
     rows, columns = np.nonzero(features)
-    loops = np.arange(len(graph.labels))
-    arrays = (
-        np.concatenate([graph.senders, loops]), np.concatenate([graph.receivers, loops]),
-        rows, columns, features[rows, columns], graph.labels,
-    )  # fmt: skip
+    arrays = row["senders"], row["receivers"], rows, columns, features[rows, columns], row["labels"]
     return Edges(*map(jnp.asarray, arrays))
 
 

@@ -115,6 +115,7 @@ def test_cora(shared_data):
         ("g.cites", "n1 n2", "g.cites:55"),
         ("split.tsv", "9\tn99\ttest", "n99"),
         ("split.tsv", "9\tn9\ttets", "tets"),
+        ("split.tsv", "9\tn9\ttest", "one part"),
     ],
 )
 def test_lines_that_would_be_another_graph_are_refused(folder, file, line, said):

@@ -32,7 +32,9 @@ JOBS = flags.DEFINE_integer("jobs", 2, "Runs at a time, of one thread each.", lo
 ACCEPT = flags.DEFINE_list("accept_commit", [], "Other commits whose rows may be in the file.")
 ANALYSIS = flags.DEFINE_bool("analysis", False, "Only write the pages and figures of the rows.")
 flags.register_validator(
-    "stages", lambda a: set(a) <= set(map(str, STAGES)), f"stages are {', '.join(map(str, STAGES))}"
+    "stages",
+    lambda a: len(set(a) & set(map(str, STAGES))) == len(a),
+    f"stages are {', '.join(map(str, STAGES))}, each once",
 )
 
 
@@ -42,16 +44,15 @@ def run_stages(path: Path, data: Path, workdir: str) -> None:
     digests = {name: texts.load_text(name, data).sha256 for name in set(there["text"])}
     rows.check_origin(there, [commit, *ACCEPT.value], digests)
     executor, done = lab.LocalExecutor(JOBS.value, threads=1), set(rows.runs_of(there))
+    wanted = (
+        dataclasses.replace(run, bytes_per_parameter=SHARE.value * run.bytes_per_parameter)
+        for run in rows.published_runs()
+        if str(run.stage) in ONLY.value
+    )
+    left = [run for run in wanted if run not in done]
+    texts.check_texts(dict.fromkeys(run.text for run in left), data)
     for stage in map(int, ONLY.value):
-        wanted = [
-            dataclasses.replace(run, bytes_per_parameter=SHARE.value * run.bytes_per_parameter)
-            for run in rows.published_runs()
-            if run.stage == stage
-        ]
-        left = [run for run in wanted if run not in done]
-        texts.check_texts({run.text for run in left}, data)
-        if left:
-            specs = [run_spec(run, data) for run in left]
+        if specs := [run_spec(run, data) for run in left if run.stage == stage]:
             results = lab.sweep(specs, workdir, executor=executor)
             rows.append_csv(path, rows.new_rows(results, data, commit))
             print(f"stage {stage} ({STAGES[stage].title}): {len(specs)} runs")

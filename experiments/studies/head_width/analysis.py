@@ -232,8 +232,10 @@ def optimum(model: MixedModel) -> Optimum:
     ends = [e.p if e.value > 0 else 2 - e.p for e in (left, right)]
     inside = best.low > 2 and best.high < 6 and model.contrast({"u2": 1}).value > 0
     slope = t_estimate(math.nan, math.nan, 0)
-    if "size_u" in model.names:
+    if "size_u" in model.coefficients:
         slope = model.ratio({"size_u": -1}, {"u2": 2})
-    top = {"v": -1.0, "uv": -found.value}  # D = 96 alone has N h / D != 1 at u = 0 alone
-    total = model.ratio({name: w for name, w in top.items() if name in model.names}, {"v2": 2})
+    top = {"v": -1.0}
+    if "uv" in model.coefficients:  # not of D = 96 alone, with N h / D != 1 at u = 0 alone
+        top["uv"] = -found.value
+    total = model.ratio(top, {"v2": 2})
     return Optimum(best, min(1.0, max(ends)), inside, slope, total, model.residual_sd)

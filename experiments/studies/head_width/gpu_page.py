@@ -104,14 +104,14 @@ def only(seeds: Sequence[int], bits: Bits) -> dict[Variant, DataFrame]:
 
 
 def conclusions(bits: Bits) -> dict[Variant, tuple[float, str]]:
-    """p of the difference from `TUNED` on `ADDED_SEEDS` alone, corrected by Holm, and what it says
-    of the sign in `SEEDS`, which chose the rate: confirmed, refuted or inconclusive."""
-    foretold, found = differences(only(gpu.SEEDS, bits)), differences(only(gpu.ADDED_SEEDS, bits))
+    """p of the difference from `TUNED` on `ADDED_SEEDS` alone, corrected by Holm, and the
+    conclusion for the sign in `SEEDS`, which chose the rate: confirmed, refuted or inconclusive."""
+    first, found = differences(only(gpu.SEEDS, bits)), differences(only(gpu.ADDED_SEEDS, bits))
     concluded = {}
     for variant, p in zip(found, holm([one.p for one in found.values()]).tolist(), strict=True):
-        same = found[variant].value * foretold[variant].value > 0
-        said = "inconclusive" if p >= 0.05 else "confirmed" if same else "refuted"
-        concluded[variant] = (p, said)
+        same = found[variant].value * first[variant].value > 0
+        word = "inconclusive" if p >= 0.05 else "confirmed" if same else "refuted"
+        concluded[variant] = (p, word)
     return concluded
 
 

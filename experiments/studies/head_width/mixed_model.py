@@ -58,11 +58,6 @@ class MixedModel:
     """-2 log restricted likelihood."""
     texts: int
 
-    @property
-    def names(self) -> list[str]:
-        """Of the coefficients."""
-        return list(self.coefficients.index)
-
     def contrast(self, weights: Mapping[str, float]) -> Estimate:
         """A sum of weight x coefficient. The t distribution has texts - 1 degrees of freedom, for
         the normal distribution of a Wald test is too narrow for a few texts."""

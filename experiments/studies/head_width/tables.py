@@ -34,12 +34,12 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def judged_table(lines: Sequence[Line], column: str) -> str:
-    """A table each of whose lines ends with what `corrected` says of the estimate in a column, if
-    it has one, among all of them."""
+    """A table each of whose lines ends with the cells of `corrected` for the estimate in a column,
+    if it has one, among all of them."""
     found = [line[column] for line in lines]
-    said = iter(corrected([one for one in found if isinstance(one, Estimate)]))
+    cells = iter(corrected([one for one in found if isinstance(one, Estimate)]))
     return table([
-        {**line, **(next(said) if isinstance(one, Estimate) else {})}
+        {**line, **(next(cells) if isinstance(one, Estimate) else {})}
         for line, one in zip(lines, found, strict=True)
     ])  # fmt: skip
 
@@ -58,7 +58,7 @@ def power(e: Estimate, digits: int = 1) -> str:
 
 
 def reading(found: Estimate) -> str:
-    """What an interval says: "inconclusive" where it holds 0."""
+    """The conclusion from an interval: "inconclusive" where it holds 0."""
     if not found.leaves_out_0:
         return "inconclusive"
     return "worse" if found.value > 0 else "better"
@@ -66,10 +66,10 @@ def reading(found: Estimate) -> str:
 
 def corrected(found: Sequence[Estimate]) -> list[Line]:
     """Of each: p after Holm's correction for all of them, and `reading` where p < 0.05."""
-    said: list[Line] = []
+    cells: list[Line] = []
     for one, p in zip(found, holm([one.p for one in found]).tolist(), strict=True):
         word = reading(one)
         lost = word != "inconclusive" and not p < ALPHA
         word = f"inconclusive (uncorrected: {word})" if lost else word
-        said.append({"p, Holm": p_value(p), "": word})
-    return said
+        cells.append({"p, Holm": p_value(p), "": word})
+    return cells

@@ -8,7 +8,7 @@ from pandas import DataFrame, Series
 
 from experiments.studies.head_width import analysis
 from experiments.studies.head_width.mixed_model import fit_reml, t_estimate
-from experiments.studies.head_width.simulated import EFFECTS, Simulation
+from experiments.studies.head_width.test_simulations import EFFECTS, Simulation
 
 # Dyestuff (Davies and Goldsmith 1972), the first example of lme4: six batches of five.
 DYESTUFF = np.array([

@@ -17,7 +17,6 @@ from experiments.studies.head_width.rows import (
     read_rows,
     runs_of,
 )
-from experiments.studies.head_width.simulated import ROWS, rows_of
 from experiments.studies.head_width.spec import (
     PARAMETRIZATIONS,
     StudyRun,
@@ -26,6 +25,7 @@ from experiments.studies.head_width.spec import (
     run_spec,
     train_config,
 )
+from experiments.studies.head_width.test_simulations import ROWS, rows_of
 
 RUN = StudyRun(
     4, 16, stage=0, parametrization="one_rate", text="python", seed=7, learning_rate=0.005

@@ -9,8 +9,8 @@ from matplotlib.text import Text
 
 from experiments.studies.head_width import analysis, design, gpu, gpu_page, hypotheses, page
 from experiments.studies.head_width.rows import PUBLISHED, append_csv
-from experiments.studies.head_width.simulated import ROWS, check_page
 from experiments.studies.head_width.tables import reading
+from experiments.studies.head_width.test_simulations import ROWS, check_page
 
 
 @pytest.fixture(scope="module")

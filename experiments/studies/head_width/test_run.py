@@ -14,8 +14,8 @@ from experiments.studies.head_width.rows import (
     read_rows,
     runs_of,
 )
-from experiments.studies.head_width.simulated import ROWS
 from experiments.studies.head_width.spec import StudyRun, run_spec
+from experiments.studies.head_width.test_simulations import ROWS
 from experiments.studies.head_width.texts import load_text
 
 TINY = StudyRun(
@@ -56,6 +56,7 @@ def test_rows_of_another_commit_or_text_are_refused():
     [
         (["--analysis"], "876 are missing"),
         (["--stages=9"], "stages are 0, 1"),
+        (["--stages=3,3"], "each once"),
         (["--gpu", "--data=."], "no file wikitext2/train.txt.gz"),
         (["--stages=0", "--workdir=x", "--data=."], "no file wikitext2/train.txt.gz"),
         (["--stages=0"], "--workdir is needed"),

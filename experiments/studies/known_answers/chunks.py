@@ -14,14 +14,11 @@ Results, in 20 minutes (`tuned`: 17, `reviews`: 14) on 2 CPU cores: docs/results
 
 Presets after the colon: those of byte_lm.py (`tiny`), `tuned` (the seven variants that are
 compared, with a validation part, and rates from 0.003 to 0.012 to begin with: 0.003 alone suits
-narrow heads least),
+narrow heads least) and `reviews` (the class of a review in place of the next byte, the other task
+of `former`; then the presets of reviews.py, and only the seven variants that are compared).
 
     python -m experiments.sweep --tune_from=docs/results/known_answers/chunks_tuned.csv \
         --config=experiments/studies/known_answers/chunks.py:tuned --workdir=runs/chunks_tuned
-
-and `reviews` (the class of a review in place of the next byte, the other task of `former`; then the
-presets of reviews.py, and only the seven variants that are compared),
-
     python -m experiments.sweep --config=experiments/studies/known_answers/chunks.py:reviews \
         --config.data.path=PATH/sentence_polarity.zip --workdir=runs/chunks_reviews
 """

@@ -28,7 +28,8 @@ from experiments import config
 from experiments.configs import byte_lm, recall
 from experiments.studies.known_answers.common import described, expect, named
 
-KEYS = byte_lm.KEYS | config.keys(recall.PRESETS) | {"text": False}
+TEXT_KEYS = byte_lm.KEYS | {"text": False}
+KEYS = TEXT_KEYS | config.keys(recall.PRESETS)
 VALUES: config.Values = {
     **recall.VALUES,
     "data.vocab_size": 32,
@@ -75,10 +76,9 @@ BITS = described(
 
 def get_config(arg: str = "") -> ConfigDict:
     """What all variants have in common."""
-    preset = config.parse(arg, KEYS)
-    if not preset.text:
+    if not config.parse(arg, KEYS).text:
         return config.other_data("recall", "recall", VALUES, recall.PRESETS)(arg)
-    found = byte_lm.with_presets(preset)
+    found = byte_lm.with_presets(config.parse(arg, TEXT_KEYS))
     config.set_values(found, {"model.positions.kind": "relative"})
     return found
 

@@ -35,11 +35,11 @@ def judged(rows: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
 def page(rows: pandas.DataFrame) -> str:
     """The Markdown page of looped_depth.csv."""
     of = judged(rows)
-    said = conclusions({name: accuracy(some) for name, some in of.items()}, digits=1)
+    compared = conclusions({name: accuracy(some) for name, some in of.items()}, digits=1)
     return render(
         __file__,
         study=study,
-        said=said,
+        compared=compared,
         minutes=f"{rows.seconds.sum() / 60:.0f}",
         runs=len(rows),
         variants=of,

@@ -34,6 +34,8 @@ def main() -> None:
     if out:
         check_new_file(out, "out")
     pressures = [float(text) for text in given.pressures]
+    if wrong := [one for one in pressures if not one >= 0]:
+        raise ValueError(f"--pressures must be 0 or more, not {wrong[0]}")
     keep_compiled()
     study = pruning.begin(Path(given.workdir), given.seed, given.steps, given.learning_rate)
     most = len(study.source.heldout(0)["valid"])

@@ -66,7 +66,7 @@ def begin(folder: Path, seed: int | None, steps: int, learning_rate: float | Non
     was = experiment.train
     last = make_schedule(was.schedule, was.optimizer.learning_rate, was.steps)(was.steps - 1)
     rate = float(last) if learning_rate is None else learning_rate
-    if not rate:
+    if learning_rate is None and not rate:
         raise ValueError(f"{folder} ended at a learning rate of 0; give --learning_rate")
     warmup = min(was.schedule.warmup(was.steps), steps // 10)
     trains = dataclasses.replace(

@@ -23,9 +23,11 @@ __all__ = ["run"]
     [
         (["--pressures="], "--pressures="),
         (["--pressures=nan"], "not nan"),
+        (["--pressures=0.1,-1"], "--pressures must be 0 or more, not -1"),
         (["--pressures=a"], "'a'"),
         (["--learning_rate=1e9", "--steps=12", "--pressures=0.5"], "pressure 0.5"),
         (["--rows=100000000"], "--rows=100000000"),
+        (["--learning_rate=0"], "above 0"),
     ],
 )
 def test_what_cannot_be_pruned_is_refused(run, flags, named):

@@ -15,6 +15,7 @@ from experiments.studies.study3.parts import POINTS
 from experiments.studies.study3.spec import Variant
 
 Term = tuple[int, Variant]
+Merge = Callable[[ByText], ByText]
 CONDITIONS = (
     "4 layers, D = 64, 0.22 million parameters, 20 training bytes for each of the 12 L D² of the "
     "layers, equal FLOPs, "
@@ -40,7 +41,7 @@ class Comparison(NamedTuple):
 def compare(table: pd.DataFrame, name: str, what: str, *terms: Term) -> Comparison:
     """The sum of sign x bits of variants, paired by text."""
 
-    def estimate(column: str, merge: Callable[[ByText], ByText]) -> Difference:
+    def estimate(column: str, merge: Merge) -> Difference:
         bits = [(sign, merge(analysis.scores(table, v, column))) for sign, v in terms]
         return analysis.over_texts(analysis.contrast(*bits))
 
@@ -74,6 +75,15 @@ def interval(found: Difference | None, digits: int = 3) -> str:
     return f"{mean} ({low} to {high})"
 
 
+def conclude(test: Comparison, corrected: Mapping[str, float], equal: str = "") -> str:
+    """`analysis.conclusion` by the corrected p-value of a test, if it has one; that of the test
+    `equal` is of the equivalence."""
+    p = corrected.get(test.name)
+    if test.name == equal:
+        return analysis.conclusion(test.found, p_equal=p)
+    return analysis.conclusion(test.found, p)
+
+
 def registered_table(
     tests: Sequence[Comparison], corrected: Mapping[str, float], equal: str = ""
 ) -> str:
@@ -87,11 +97,7 @@ def registered_table(
             "mean (95 % interval)": interval(test.found),
             "p": p_value(test.found.p),
             "Holm": p_value(corrected[test.name]) if test.name in corrected else "",
-            "conclusion": analysis.conclusion(
-                test.found,
-                corrected.get(test.name) if test.name != equal else None,
-                corrected.get(test.name) if test.name == equal else None,
-            ),
+            "conclusion": conclude(test, corrected, equal),
         }
         for test in tests
     ]
@@ -130,7 +136,7 @@ def means_table(table: pd.DataFrame, variants: Sequence[Variant]) -> str:
                 "scale": variant.scale,
                 "texts": len(bits),
                 "bits": f"{np.mean(list(bits.values())):.4f}",
-                "rate": f"{found['learning_rate'].iloc[0]:.4g}",
+                "rate": f"{found['learning_rate'].iloc[0]:.4g}{grid_end(table, variant)}",
                 "FLOPs a byte": f"{found['flops_per_token'].iloc[0]:,}",
                 "ms a step": step_time(variant, found),
             }
@@ -139,6 +145,14 @@ def means_table(table: pd.DataFrame, variants: Sequence[Variant]) -> str:
     settings = ("positions", "optimizer", "start", "scale", "texts")
     same = [name for name in settings if means[name].nunique() == 1]
     return str(means.drop(columns=same).to_markdown(index=False, disable_numparse=True))
+
+
+def grid_end(table: pd.DataFrame, variant: Variant) -> str:
+    """What the plan says of a rate whose grid is lowest at an end; else nothing."""
+    tuned = analysis.rows_of(table, variant, "tuning")
+    bits = tuned.groupby("learning_rate")["validation_bits"].mean()
+    at_end = len(bits) > 0 and bits.idxmin() in (bits.index[0], bits.index[-1])
+    return ", end of its grid" if at_end else ""
 
 
 def step_time(variant: Variant, rows: pd.DataFrame) -> str:

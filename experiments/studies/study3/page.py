@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.stats import Difference
+from attnlab.lab.stats import Difference, holm
 from attnlab.report.page import p_equation, p_value
 from attnlab.report.style import themed_svg
 from experiments.studies.study3 import analysis, figures, parts, worth
@@ -38,7 +38,12 @@ from experiments.studies.study3.parts import (
     WIDE_INVERSE,
     WIDE_RESET,
 )
-from experiments.studies.study3.positions import complete_groups, complete_positions, part_a
+from experiments.studies.study3.positions import (
+    complete_groups,
+    complete_positions,
+    first_test,
+    part_a,
+)
 from experiments.studies.study3.spec import KINDS, Variant, cache_numbers
 
 
@@ -187,14 +192,22 @@ Mean held-out bits per byte of each variant:
 """
 
 
+FEWEST_EVENTS = 30
+"""Runs that copied below which D1 is not tested."""
+
+
+def copy_events(table: pd.DataFrame) -> analysis.Events:
+    """The runs of D1; heads of 4, 8 and 64 are expected to be later."""
+    variants = points_of("rotary", length=256)
+    return analysis.events(table, variants, [v for v in variants if v.head_dim not in (16, 32)])
+
+
 def part_d(table: pd.DataFrame) -> str:
     """What decides when copying is learnt."""
-    variants = points_of("rotary", length=256)
-    slow = [v for v in variants if v.head_dim not in (16, 32)]
-    found = analysis.events(table, variants, slow)
+    variants, found = points_of("rotary", length=256), copy_events(table)
     rows = []
     for variant in variants:
-        one = analysis.events(table, [variant], slow)
+        one = analysis.events(table, [variant], [])
         rows.append(
             {
                 "heads": f"{variant.num_heads}x{variant.head_dim}",
@@ -204,31 +217,33 @@ def part_d(table: pd.DataFrame) -> str:
             }
         )
     count, title = int(found.copied.sum()), "# When is copying learnt?\n\n"
-    counts = str(pd.DataFrame(rows).to_markdown(index=False))
-    if count < 30:
-        return (
-            f"{title}**Not tested: {count} of {len(found.step)} runs copied, the plan asks for "
-            f"30.** The part is repeated at 80 bytes a parameter.\n\n{counts}\n"
-        )
-    statistic, p = analysis.log_rank(found)
-    low, high = analysis.hazard_interval(found)
-    order = "later" if statistic < 0 else "earlier"
-    said = "copy" if p < analysis.ALPHA else "are not shown to copy"
-    share = analysis.copy_share(
+    whole, copied = analysis.copy_part(
         table, Variant(1, 64, length=256), Variant(4, 16, length=256), "python"
     )
-    return f"""{title}**One head of 64 and heads of 8 or 4 {said} {order} than heads of 16
-and 32: hazard ratio {analysis.hazard_ratio(found):.2f} ({low:.2f} to {high:.2f}), {p_equation(p)}
-(log-rank, permuted within text and seed).** {CONDITIONS}T = 256,
+    share = f" ({copied / whole:.0%})" if whole > 0 else ""
+    about = f"""{CONDITIONS}T = 256,
 rotary positions, Muon, 2 texts with 8 seeds; {count} of {len(found.step)} runs copied.
 
 ![Share of runs that have not copied over training steps, a line for each head_dim](copying.svg)
 
-{counts}
+{pd.DataFrame(rows).to_markdown(index=False)}
 
-Copied: the second half of 64 repeated random bytes costs less than 2 bits a byte. Of what one head
-of 64 costs on `python` against 4x16, {share:.0%} is on copy bytes (exploratory at this width).
+Copied: the second half of 64 repeated random bytes costs less than 2 bits a byte, evaluated every
+96 of the 1,920 steps; runs that never copied are censored at the end ([plan](plan.md)). On `python`
+one head of 64 less 4x16 is {whole:+.3f} bits per byte, of which {copied:+.3f}{share} on copy bytes
+(exploratory at this width).
 """
+    if count < FEWEST_EVENTS:
+        return f"""{title}**D1 is not tested: {count} of {len(found.step)} runs copied, the plan
+asks for {FEWEST_EVENTS}.** The part is repeated at 80 bytes a parameter, by an amendment.
+{about}"""
+    statistic, p = analysis.log_rank(found)
+    low, high = analysis.hazard_interval(found)
+    said = "copy later" if statistic < 0 else "copy earlier"
+    said = said if p < analysis.ALPHA else "are not shown to copy later or earlier"
+    return f"""{title}**One head of 64 and heads of 8 or 4 {said} than heads of 16
+and 32: hazard ratio {analysis.hazard_ratio(found):.2f} ({low:.2f} to {high:.2f}), {p_equation(p)}
+(D1: log-rank, stratified by text, permuted within text and seed, two-sided).** {about}"""
 
 
 def cache_name(variant: Variant) -> str:
@@ -407,6 +422,58 @@ FIGURES: dict[str, tuple[str, Callable[[pd.DataFrame], Figure]]] = {
 """Part -> the figure of its page, and what draws it."""
 
 
+def _b1(table: pd.DataFrame) -> float:
+    """The smaller of its two p-values after their own correction."""
+    sides = PARTS["B"][0].cells[:2], parts.JOINT.cells[:2]  # 16x4 and 8x8
+    tests = {
+        f"{a.variant.num_heads}": compare(table, "", "", (1, a.variant), (-1, b.variant)).found.p
+        for a, b in zip(*sides, strict=True)
+    }
+    return min(analysis.corrected(tests).values())
+
+
+def _d1(table: pd.DataFrame) -> float:
+    found = copy_events(table)
+    return analysis.log_rank(found)[1] if found.copied.sum() >= FEWEST_EVENTS else math.nan
+
+
+def _e1(table: pd.DataFrame) -> float:
+    terms = (1, better_mla(table)), (-1, parts.cache_variant("gqa", 4))
+    return compare(table, "", "", *terms).found.p
+
+
+PRIMARY: dict[str, Callable[[pd.DataFrame], float]] = {
+    "A1": lambda table: first_test(table).difference.found.p,
+    "B1": _b1,
+    "C1": lambda table: compare(table, "", "", (1, CONVERTED), (-1, WIDE_RESET)).found.p,
+    "D1": _d1,
+    "E1": _e1,
+    "F1": lambda table: (
+        worth.estimate(worth.design_of(worth.planned()), worth.losses_of(table)[1]).found["F1"].p
+    ),
+}
+"""Primary test -> its p-value from rows; NaN where the plan does not test it."""
+
+
+def primaries(table: pd.DataFrame) -> str:
+    """Holm's correction over the primary tests of all parts; those not tested count as 1."""
+    p = []
+    for name, test in PRIMARY.items():
+        part = name[0]
+        first = FIRST_LOOKS[part][1] if part in FIRST_LOOKS else None
+        left = missing(PAGES[part][2][:first], table)
+        rows = table if part == "D" else first_seeds(table)
+        p.append(math.nan if left else test(rows))
+    said = [
+        f"{name} {'not tested' if math.isnan(one) else p_value(one)}"
+        for name, one in zip(PRIMARY, holm(p, len(p)).tolist(), strict=True)
+    ]
+    return f"""
+Holm's correction over the primary tests of all parts, of which those that are not tested count as
+1: {", ".join(said)}.
+"""
+
+
 def make_page(part: str, table: pd.DataFrame) -> str:
     """The page of a part. Before all rows are there it has their number, and no test but those
     that an amendment reads first."""
@@ -434,6 +501,7 @@ def write_pages(names: Sequence[str], folder: Path) -> list[Path]:
         if part not in PAGES:
             continue
         text = make_page(part, table)
+        text += "" if "**Incomplete" in text else primaries(table)
         found.append(folder / PAGES[part][0])
         write_atomic(found[-1], text.encode())
         name, draw = FIGURES.get(part, ("", None))

@@ -1,7 +1,7 @@
 """The page of part A: how the best width of a head depends on positions."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +11,13 @@ from attnlab.report.page import p_equation
 from experiments.studies.study3 import analysis
 from experiments.studies.study3.comparisons import (
     CONDITIONS,
+    TABLES,
     Comparison,
+    Merge,
     Term,
     by_text,
     compare,
+    conclude,
     cost_of_four,
     first_seeds,
     interval,
@@ -41,16 +44,22 @@ def part_a(table: pd.DataFrame, left: int = 0) -> str:
     table = first_seeds(table)
     cost, first, said = first_test(table)
     positions = complete_positions(complete)
-    costs = cost | {p: compare(table, "", "", *cost_of_four(p)) for p in positions[2:]}
+    costs = cost | {
+        p: compare(table, "", f"16x4 less 4x16: {p}", *cost_of_four(p)) for p in positions[2:]
+    }
     stated = "; ".join(f"{interval(one.found)} with {NAMES[p]}" for p, one in costs.items())
     waiting = f"{WAITING[complete]} not run: {left} judged runs are missing. " if left else ""
-    title, best, widths = "What heads of 4 cost, by positions", "", ""
+    title, best, widths, drawn = "What heads of 4 cost, by positions", "", "", ""
     variants = [cell.variant for cell in PARTS["A"][0].cells]
     if tests:
         title = "How the best width of a head depends on positions"
         best = f"\n{best_widths(table, tests[0], p_values['A2'])}"
         widths = f"\n{FIGURE}\n\n{widths_table(table, positions)}\n"
         variants = points_of(*positions)
+        low, high = analysis.width_shift_bootstrap(*shifted(table))
+        drawn = f" A bootstrap over texts, too narrow, gives A2 {low:+.2f} to {high:+.2f}."
+    if len(tests) == 3:
+        best += f"\n{half_said(tests[2], p_values['A4'])}"
     return f"""# {title}
 
 **Heads of 4 minus heads of 16, bits per byte: {stated}. Rotary less T5 {interval(first.found)},
@@ -59,12 +68,12 @@ def part_a(table: pd.DataFrame, left: int = 0) -> str:
 {widths}
 Differences in bits per byte; 16x4 is 16 heads of 4, and above 0 these are worse:
 
-{registered_table([first, *tests, *cost.values()], p_values, equal="A3")}
+{registered_table([first, *tests, *costs.values()], p_values, equal="A3")}
 
 A1 is the primary test of part A; rows without a name are exploratory, their p-values not corrected.
-Holm's correction is over A2, A3 and A4; while one is not run, p-values are multiplied by 3. That of
-A3 is of equivalence within {analysis.MARGIN} bits. {waiting}T5's bias also gives each head a prior
-of distance, and 32 numbers a head ([plan](plan.md), amendments 2 and 7).
+{correction(tests, p_values)} That of
+A3 is of equivalence within {analysis.MARGIN} bits.{drawn} {waiting}T5's bias also gives each head a
+prior of distance, and 32 numbers a head ([plan](plan.md), amendments 2 and 7).
 
 Heads of 4 minus heads of 16, bits per byte of each text:
 
@@ -118,8 +127,9 @@ def later_tests(table: pd.DataFrame, complete: int) -> list[Comparison]:
     """Those of A2, A3 and A4 whose groups are among the first `complete` ones."""
     first, tests = first_seeds(table), []
     if complete > 1:
-        found = analysis.width_shift(by_width(first, "rotary"), by_width(first, "t5"))
-        tests.append(Comparison("A2", "log2 of the best h: T5 less rotary", found))
+        found, other = (analysis.width_shift(*shifted(first, column)) for column in TABLES.values())
+        units = analysis.width_shift(*shifted(first, merge=analysis.without_pair))
+        tests.append(Comparison("A2", "log2 of the best h: T5 less rotary", found, other, units))
     if complete > 2:
         terms = less_16(Variant(8, 8, positions="t5"))
         tests.append(compare(table, "A3", "8x8 less 4x16, T5, two seeds", *terms))
@@ -143,9 +153,58 @@ def corrected(tests: Sequence[Comparison]) -> dict[str, float]:
     return {name: min(3 * value, 1.0) for name, value in p.items()}
 
 
-def by_width(table: pd.DataFrame, positions: str) -> dict[int, analysis.ByText]:
+def correction(tests: Sequence[Comparison], p_values: Mapping[str, float]) -> str:
+    """Which correction p-values have; of Holm's, whose conclusions it changes (amendment 7)."""
+    if len(tests) < 3:
+        return (
+            "Holm's correction is over A2, A3 and A4; while one is not run, p-values are "
+            "multiplied by 3."
+        )
+    early = corrected(tests[:2])
+    changed = [
+        f"{test.name} from {before} to {after}"
+        for test in tests[:2]
+        if (before := conclude(test, early, "A3")) != (after := conclude(test, p_values, "A3"))
+    ]
+    return (
+        "Holm's correction is over A2, A3 and A4. Before A4 was run, p-values of A2 and A3 were "
+        f"multiplied by 3; Holm's change {' and '.join(changed) or 'no conclusion'}."
+    )
+
+
+def half_said(test: Comparison, p: float) -> str:
+    """A4 in words, by its corrected p-value."""
+    found, said = test.found, analysis.conclusion(test.found, p)
+    more = {
+        "equivalent": f"; both costs are equivalent within {analysis.MARGIN}",
+        "inconclusive": f", nor that both costs are equivalent within {analysis.MARGIN}",
+    }.get(said, "" if found.mean > 0 else ": they cost more")
+    if "within the margin" in said:
+        more += f"; the difference is within {analysis.MARGIN}"
+    shown = "shown" if p < analysis.ALPHA and found.mean > 0 else "not shown"
+    return f"""**What heads of 4 cost, rotary less rotary on half a head: {interval(found)},
+corrected {p_equation(p)}, {found.count} texts. That they cost less where half of each head is
+rotated is {shown}{more}.**"""
+
+
+def by_width(
+    table: pd.DataFrame,
+    positions: str,
+    column: str = TABLES["all"],
+    merge: Merge = dict,
+) -> dict[int, analysis.ByText]:
     """head_dim -> bits of each text."""
-    return {v.head_dim: analysis.scores(table, v) for v in points_of(positions)}
+    return {v.head_dim: merge(analysis.scores(table, v, column)) for v in points_of(positions)}
+
+
+def shifted(
+    table: pd.DataFrame,
+    column: str = TABLES["all"],
+    merge: Merge = dict,
+) -> tuple[dict[int, analysis.ByText], dict[int, analysis.ByText]]:
+    """Both sides of A2, by width: rotary positions and T5's bias."""
+    first, second = (by_width(table, p, column, merge) for p in ("rotary", "t5"))
+    return first, second
 
 
 def less_16(variant: Variant) -> tuple[Term, Term]:

@@ -19,7 +19,7 @@ from attnlab.training.loggers import read_metrics
 from experiments.studies.head_width.ngrams import baselines
 from experiments.studies.head_width.rows import GRAMS, append_csv
 from experiments.studies.head_width.texts import load_text, make_dataset
-from experiments.studies.study3.copying import PROBE, copy_step, split_bits
+from experiments.studies.study3.copying import PROBE, PROBE_EVERY, copy_step, split_bits
 from experiments.studies.study3.parts import Done
 from experiments.studies.study3.spec import (
     BATCH_TOKENS,
@@ -166,6 +166,8 @@ def _row(run: Run, result: lab.RunResult, folder: Path | None, data: Path) -> di
         assert folder is not None
         log = [line for line in read_metrics(folder / "metrics.jsonl") if PROBE in line]
         curve = {int(line["step"]): float(line[PROBE][0]) for line in log}
+        if lacks := set(range(0, steps + 1, PROBE_EVERY)) - set(curve):
+            raise ValueError(f"{run.id} has no probe at step {min(lacks)}; see its log")
         probes = " ".join(f"{step}:{bits:.4f}" for step, bits in curve.items())
         row |= {"copy_step": copy_step(curve), "probe_bits": probes}
     return row

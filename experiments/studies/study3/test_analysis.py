@@ -85,6 +85,12 @@ def test_hazard_ratio_solves_the_equation_of_cox():
     assert low < ratio < high
 
 
+def test_the_hazard_interval_is_infinite_where_one_group_alone_copied():
+    yes, no = np.array([True, True, False, False]), np.zeros(4, int)
+    events = Events(np.array([1.0, 2.0, 3.0, 3.0]), yes, yes, no, np.array([0, 1, 0, 1]))
+    assert analysis.hazard_interval(events, draws=20) == (math.inf, math.inf)
+
+
 def test_the_jackknife_of_a_mean_is_its_standard_error():
     values = {"a": 1.0, "b": 4.0, "c": 2.0, "d": 7.0}
     found = analysis.jackknife(
@@ -126,7 +132,7 @@ def test_copy_share_and_events_are_read_from_rows():
         made_row(one, "python", 1, 2.2, heldout_copy_bits=1.6, copy_step=-1, **copies),
         made_row(best, "python", 1, 2.0, heldout_copy_bits=1.0, copy_step=40, **copies),
     ])  # fmt: skip
-    assert analysis.copy_share(table, one, best, "python") == pytest.approx(0.25 * 0.6 / 0.2)
+    assert analysis.copy_part(table, one, best, "python") == pytest.approx((0.2, 0.25 * 0.6))
     found = analysis.events(table, [best, one], [one])
     assert found.step.tolist() == [40, 100]
     assert found.copied.tolist() == [True, False]

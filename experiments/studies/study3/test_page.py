@@ -78,6 +78,12 @@ def test_the_page_on_positions_states_the_effects_that_were_put_in(table):
     best = float(re.search(r"and ([0-9.]+) with T5", found).group(1))
     assert best == pytest.approx(8, abs=0.5)
     assert "with T5's bias is shown" in found
+    low, high = map(float, re.search(r"gives A2 ([-+.0-9]+) to ([-+.0-9]+)\. ", found).groups())
+    assert -1.5 < low < high < -0.5
+    assert found.count("| log2 of the best h: T5 less rotary |") == 2  # other bytes, 7 units
+    half = re.search(r"rotary less rotary on half a head: ([-+.0-9]+) \(", found).group(1)
+    assert float(half) == pytest.approx(0, abs=0.004)
+    assert "Holm's change no conclusion." in found
     a3 = found.split("| A3")[1].split("| A4")[0]
     assert "within the margin" in a3  # 0.003, by 16, which is 1 further from T5's best
 
@@ -129,6 +135,71 @@ def test_a2_and_a3_are_read_when_their_own_groups_are_complete(table, tmp_path):
     assert len(rows_with("A3", 3)) == 1
     assert "half a head" not in (tmp_path / "positions.md").read_text()
     assert "half a head" not in (tmp_path / "positions.svg").read_text()
+
+
+NOISE = np.array([1, -1, 1, -1, 1, -1, 1, -1])
+
+
+@pytest.mark.parametrize(
+    ("differences", "expected"),
+    [
+        (0.02 + 0.002 * NOISE, "rotated is shown.**"),
+        (0.004 + 0.001 * NOISE, "rotated is shown; the difference is within 0.007.**"),
+        (-0.02 + 0.002 * NOISE, "rotated is not shown: they cost more.**"),
+        (0.002 * NOISE, "rotated is not shown; both costs are equivalent within 0.007.**"),
+        (0.04 * NOISE, "is not shown, nor that both costs are equivalent within 0.007.**"),
+        (0.02 + 0.002 * NOISE[:7], "7 texts"),
+    ],
+)
+def test_a4_in_words(differences, expected):
+    test = Comparison("A4", "", over_texts(differences))
+    assert expected in " ".join(positions.half_said(test, 2 * test.found.p).split())
+
+
+def test_a_conclusion_that_holm_changes_is_named():
+    """Amendment 7."""
+    found = [over_texts(d) for d in (0.03 + 0.03 * NOISE, 0.001 * NOISE, 0.03 + 0.001 * NOISE)]
+    tests = [Comparison(name, "", one) for name, one in zip(("A2", "A3", "A4"), found, strict=True)]
+    said = positions.correction(tests, positions.corrected(tests))
+    assert said.endswith("Holm's change A2 from inconclusive to different.")
+
+
+def test_a_diverged_run_of_a4_takes_its_text(table):
+    half = (table["positions"] == "half") & (table["length"] == 128) & (table["num_heads"] == 16)
+    gone = half & (table["text"] == "web")
+    assert gone.sum() == 1
+    found = page.make_page("A", table.assign(status=np.where(gone, "diverged", "complete")))
+    assert "7 texts. That they cost less" in " ".join(found.split())
+
+
+def test_a_rate_at_the_end_of_its_grid_is_named(table):
+    variant = Variant(16, 4, positions="half")
+    tried = [
+        dataclasses.asdict(variant) | {"role": "tuning", "learning_rate": rate, "replicate": 0}
+        for rate in (0.005, 0.01, 0.02)
+    ]
+    for bits, expected in (((2.0, 1.9, 2.1), 0), ((2.0, 1.9, 1.8), 1)):
+        tuned = pd.DataFrame(tried).assign(validation_bits=bits)
+        found = page.make_page("A", pd.concat([table, tuned]))
+        assert found.count("0.01, end of its grid") == expected
+
+
+def test_part_d_with_few_events_is_not_tested(table, tmp_path):
+    never = (table["part"] == "D") & (table["text"] == "python")
+    few = table.assign(copy_step=table["copy_step"].mask(never, -1))
+    write_rows(few[few["part"] == "D"], tmp_path)
+    written = page.write_pages(["D"], tmp_path)
+    assert [one.name for one in written] == ["copying.md", "copying.svg"]
+    found = " ".join(written[0].read_text().split())
+    assert "D1 is not tested: 16 of 80 runs copied" in found
+    assert "p =" not in found
+    assert found.endswith("D1 not tested, E1 not tested, F1 not tested.")
+
+
+def test_holm_over_the_primary_tests_counts_those_not_tested_as_1(table):
+    found = " ".join(page.primaries(table[table["part"].isin(["A", "B", "C", "D"])]).split())
+    assert "A1 < 0.001, B1 < 0.001, C1 " in found
+    assert found.endswith("D1 < 0.001, E1 not tested, F1 not tested.")
 
 
 def test_c1_and_c2_are_read_without_the_scales_of_scores(table):

@@ -442,6 +442,10 @@ def test_stopped_and_resumed_it_has_the_same_row(run, tmp_path, monkeypatch):
     assert together == pytest.approx(row["heldout_bits"], rel=1e-5)
     if run.part == "D":
         assert [int(p.split(":")[0]) for p in row["probe_bits"].split()] == [0, 96, 192, 198]
+        log = next((tmp_path / "whole").rglob("metrics.jsonl"))
+        log.write_text(log.read_text().replace('"probe"', '"other"', 1))
+        with pytest.raises(ValueError, match="no probe at step 0"):
+            rows_by_lab(run, tmp_path / "whole", tmp_path)
 
 
 @pytest.mark.slow

@@ -23,7 +23,6 @@ import pandas
 
 from attnlab.atomic import check_new_file, write_atomic
 from attnlab.interpret import SyntaxScore, Tree, read_trees, syntax, treebank_parts
-from attnlab.lab.text_table import columns
 from attnlab.load import LoadedModel, open_run, seeds_of
 from attnlab.sharing import Params
 from attnlab.training.step import smallest_inputs
@@ -139,7 +138,17 @@ def table(study: Study) -> str:
         "gain: over the better of both, with its 95 % interval, of all rows at once; *: above 0."
     )
     conclusions = [_conclusion(name, some) for name, some in study.found.items()]
-    return "\n\n".join([f"{first}:", columns(rows), note, "\n".join(conclusions)])
+    return "\n\n".join([f"{first}:", aligned(rows), note, "\n".join(conclusions)])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *rest in rows:
+        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(lines)
 
 
 def _conclusion(name: str, found: Sequence[SyntaxScore]) -> str:
