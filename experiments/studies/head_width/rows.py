@@ -34,11 +34,11 @@ def read_csv(path: Path, columns: Iterable[str]) -> DataFrame:
     """The file, empty where there is none. Raises ValueError for other columns."""
     if not path.exists():
         return DataFrame(columns=list(columns))
-    kinds: dict[str, type] = {**dict.fromkeys(FLOATS, float), "commit": str}
-    rows = pandas.read_csv(path, dtype=kinds, float_precision="round_trip")
+    rows = pandas.read_csv(path, dtype=dict.fromkeys([*FLOATS, "commit"], str))
     if list(rows.columns) != list(columns):
         raise ValueError(f"{path} has other columns than rows of this study; name another folder")
-    return rows
+    # Of texts, since `read_csv` rounds floats.
+    return rows.astype({name: float for name in FLOATS if name in rows})
 
 
 def append_csv(path: Path, rows: DataFrame) -> None:
