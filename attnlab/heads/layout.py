@@ -341,7 +341,6 @@ class Layout(Named):
                 raise ValueError(f"num_kv_heads {heads} must divide num_heads {self.num_heads}")
             self.check()
             _ = self.shapes, self.multiply_adds, self.input_widths, self.score_scale, self.chain
-            _ = self.head_sizes
 
     def __getstate__(self) -> dict[str, object]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -386,9 +385,10 @@ class Layout(Named):
         >>> Standard(width=512, num_heads=8).multiply_adds["project_q"] == 512**2
         True
         """
-        maps, width, value_width = self.sizes(("num_score_maps", "score_width", "head_width"))
+        sizes = self.head_sizes
+        pair = sizes["num_score_maps"] * (sizes["score_width"] + sizes["head_width"])
         counts = dict.fromkeys(get_args(Stage), 0) | self.extra_multiply_adds()
-        counts |= {"score": maps * (width + value_width), "q and kv": 0}
+        counts |= {"score": pair, "q and kv": 0}
         for weight in (weight for weight in self.all_weights.values() if weight.in_axes):
             stages: tuple[str, ...] = ("score",) if weight.per_score else weight.stages
             stages += ("q and kv",) * ({"project_q", "project_kv"} <= set(stages))

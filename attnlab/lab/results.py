@@ -154,7 +154,6 @@ class Results(Sequence[RunResult]):
         rows = []
         for variant, scores in self.scores(metric).items():
             runs = self.variants[variant]
-            seconds = [run.timing.seconds for run in runs if run.status == "complete"]
             rows.append(_beside(variant, {
                 "mean": float(np.mean(list(scores.values()))) if scores else math.nan,
                 "sd": spread(scores),
@@ -162,7 +161,7 @@ class Results(Sequence[RunResult]):
                 **({"texts": len({text for text, _ in scores})} if len(self.texts) > 1 else {}),
                 "diverged": sum(run.status == "diverged" for run in runs),
                 **_sizes(runs[0]),
-                "seconds": float(np.mean(seconds)) if seconds else math.nan,
+                "seconds": mean_seconds(runs),
             }))  # fmt: skip
         return _frame(rows).sort_values(
             "mean", ascending=self.sign(metric) > 0, ignore_index=True, kind="stable"
@@ -308,6 +307,12 @@ def config_fields(run: RunResult) -> dict[str, Tag]:
     del fields["data"], fields["train"]["seeds"]
     fields.pop(IMPORTS, None)
     return {field_path(path): as_tag(value) for path, value in flatten(fields).items()}
+
+
+def mean_seconds(runs: Iterable[RunResult]) -> float:
+    """Of the runs that are complete; NaN where none is. Others have stopped early."""
+    seconds = [run.timing.seconds for run in runs if run.status == "complete"]
+    return float(np.mean(seconds)) if seconds else math.nan
 
 
 def planned_results(specs: Iterable[RunSpec]) -> Results:

@@ -141,9 +141,9 @@ def sweep(
     for policy in policies:
         try:
             wanted = list(policy(wanted, run))
-        except ValueError:
+        except ValueError as error:
             if failed:  # so variants are left out which this policy needs
-                raise failed[0] from None
+                raise failed[0] from error
             raise
         if not wanted:  # nothing is left for the policies behind it
             break

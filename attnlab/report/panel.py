@@ -65,11 +65,9 @@ class Panel:
         return dict(sorted(found.items(), key=lambda item: self.sign * mean_of(item[1])))
 
     def find(self, tags: Tags) -> VariantKey | None:
-        """The variant that has these tags; None where there is none."""
-        try:
-            return self.results.variant(tags)
-        except ValueError:
-            return None
+        """The variant that has these tags; None where none or several do."""
+        fits = self.results.with_tags(tags)
+        return fits[0] if len(fits) == 1 else None
 
     @functools.cached_property
     def comparisons(self) -> pandas.DataFrame:

@@ -7,7 +7,7 @@ import numpy as np
 from attnlab.extras import extra
 from attnlab.lab.policies import tried_rates
 from attnlab.lab.result import RunResult
-from attnlab.lab.results import Results, data_of, label_of, spread
+from attnlab.lab.results import Results, data_of, label_of, mean_seconds, spread
 from attnlab.lab.stats import LEVEL, best_rate
 from attnlab.report.page import Table, number, p_value
 from attnlab.report.panel import Panel, mean_of
@@ -119,7 +119,7 @@ def budget_table(panel: Panel, name: str = "budgets") -> Table:
             "FLOPs per token": sizes.flops_per_token,
             "training FLOPs": f"{flops:.3g}",
             "seconds per step": step,
-            "seconds": float(np.mean([run.timing.seconds for run in runs])),
+            "seconds": mean_seconds(runs),
             "FFN width": sizes.ffn_width,
             "learning rate": ", ".join(f"{rate:.3g}" for rate in rates),
         })  # fmt: skip

@@ -261,6 +261,7 @@ def test_tables_have_the_scores_and_the_baselines():
     found = results.table().iloc[0][["mean", "sd", "seeds", "diverged"]].tolist()
     assert found == pytest.approx(expected)
     assert results.table()["seconds"].tolist() == [2.5, 2.5]  # of those that did not diverge
+    assert budget_table(panel(runs)).frame["seconds"].tolist() == [2.5, 2.5]
     assert f"{np.mean(wide):.3f}" in results._repr_html_()
     alone = make_page([panel(runs[:1])])
     assert alone.blocks(Figures) == []

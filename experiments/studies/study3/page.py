@@ -46,24 +46,28 @@ from experiments.studies.study3.positions import (
 )
 from experiments.studies.study3.spec import KINDS, Variant, cache_numbers
 
+PER_HEAD, JOINT = ([cell.variant for cell in group.cells] for group in (PARTS["B"][0], parts.JOINT))
+MUON_TERMS = {
+    f"{a.num_heads}x{a.head_dim}": ((1, a), (-1, b)) for a, b in zip(PER_HEAD, JOINT, strict=True)
+}
+"""Of part B: what is compared."""
+
+
+def muon_tests(table: pd.DataFrame) -> tuple[list[Comparison], dict[str, float]]:
+    """Per head less joint of each width, and the corrected p-values of the two of B1."""
+    names = {"16x4": "B1, 16x4", "8x8": "B1, 8x8"}
+    tests = [
+        compare(table, names.get(heads, ""), f"{heads}, per head less joint", *terms)
+        for heads, terms in MUON_TERMS.items()
+    ]
+    return tests, analysis.corrected({test.name: test.found.p for test in tests[:2]})
+
 
 def part_b(table: pd.DataFrame) -> str:
     """Muon for each head by itself."""
     table = first_seeds(table)
-    per_head, joint = (
-        [cell.variant for cell in group.cells] for group in (PARTS["B"][0], parts.JOINT)
-    )
-    pairs = {
-        f"{a.num_heads}x{a.head_dim}": ((1, a), (-1, b))
-        for a, b in zip(per_head, joint, strict=True)
-    }
-    names = {"16x4": "B1, 16x4", "8x8": "B1, 8x8"}
-    tests = [
-        compare(table, names.get(heads, ""), f"{heads}, per head less joint", *terms)
-        for heads, terms in pairs.items()
-    ]
-    corrected = analysis.corrected({test.name: test.found.p for test in tests[:2]})
-    narrow, middle, wide = per_head
+    tests, corrected = muon_tests(table)
+    narrow, middle, wide = PER_HEAD
     cost = (1, narrow), (-1, wide)
     costs = [
         compare(table, "", "16x4 less 4x16, both per head", *cost),
@@ -93,11 +97,11 @@ and not corrected. The others are exploratory, their p-values not corrected ([pl
 
 Per head less joint, bits per byte of each text:
 
-{by_text(table, pairs)}
+{by_text(table, MUON_TERMS)}
 
 Mean held-out bits per byte of each variant:
 
-{means_table(table, [*joint, *per_head])}
+{means_table(table, [*JOINT, *PER_HEAD])}
 """
 
 
@@ -150,6 +154,13 @@ SCALE_TERMS = (
 """Of part C: the name of a comparison, what is compared, both variants."""
 
 
+def wide_tests(
+    table: pd.DataFrame, terms: Sequence[tuple[str, str, Variant, Variant]]
+) -> list[Comparison]:
+    """The comparisons of part C that are named."""
+    return [compare(table, name, what, (1, a), (-1, b)) for name, what, a, b in terms]
+
+
 def part_c(table: pd.DataFrame, left: int = 0) -> str:
     """Whether wide heads cannot or do not learn; without the scales of scores while `left` judged
     runs are missing, as amendment 4 says."""
@@ -159,7 +170,7 @@ def part_c(table: pd.DataFrame, left: int = 0) -> str:
         not_run = f" Other scales of scores are not run: {left} judged runs are missing."
     else:
         terms, variants = [*terms, *SCALE_TERMS], [*variants, WIDE_INVERSE, CONVERTED_OLD]
-    tests = [compare(table, name, what, (1, a), (-1, b)) for name, what, a, b in terms]
+    tests = wide_tests(table, terms)
     first, second = tests[0].found, tests[1].found
 
     def ratio(column: str, wide: Variant) -> float:
@@ -422,16 +433,6 @@ FIGURES: dict[str, tuple[str, Callable[[pd.DataFrame], Figure]]] = {
 """Part -> the figure of its page, and what draws it."""
 
 
-def _b1(table: pd.DataFrame) -> float:
-    """The smaller of its two p-values after their own correction."""
-    sides = PARTS["B"][0].cells[:2], parts.JOINT.cells[:2]  # 16x4 and 8x8
-    tests = {
-        f"{a.variant.num_heads}": compare(table, "", "", (1, a.variant), (-1, b.variant)).found.p
-        for a, b in zip(*sides, strict=True)
-    }
-    return min(analysis.corrected(tests).values())
-
-
 def _d1(table: pd.DataFrame) -> float:
     found = copy_events(table)
     return analysis.log_rank(found)[1] if found.copied.sum() >= FEWEST_EVENTS else math.nan
@@ -444,8 +445,8 @@ def _e1(table: pd.DataFrame) -> float:
 
 PRIMARY: dict[str, Callable[[pd.DataFrame], float]] = {
     "A1": lambda table: first_test(table).difference.found.p,
-    "B1": _b1,
-    "C1": lambda table: compare(table, "", "", (1, CONVERTED), (-1, WIDE_RESET)).found.p,
+    "B1": lambda table: min(muon_tests(table)[1].values()),  # after their own correction
+    "C1": lambda table: wide_tests(table, WIDE_TERMS[:1])[0].found.p,
     "D1": _d1,
     "E1": _e1,
     "F1": lambda table: (
@@ -459,11 +460,8 @@ def primaries(table: pd.DataFrame) -> str:
     """Holm's correction over the primary tests of all parts; those not tested count as 1."""
     p = []
     for name, test in PRIMARY.items():
-        part = name[0]
-        first = FIRST_LOOKS[part][1] if part in FIRST_LOOKS else None
-        left = missing(PAGES[part][2][:first], table)
-        rows = table if part == "D" else first_seeds(table)
-        p.append(math.nan if left else test(rows))
+        rows = table if name == "D1" else first_seeds(table)
+        p.append(test(rows) if is_read(name[0], table) else math.nan)
     said = [
         f"{name} {'not tested' if math.isnan(one) else p_value(one)}"
         for name, one in zip(PRIMARY, holm(p, len(p)).tolist(), strict=True)
@@ -474,6 +472,12 @@ Holm's correction over the primary tests of all parts, of which those that are n
 """
 
 
+def is_read(part: str, table: pd.DataFrame) -> bool:
+    """Are all rows there that the first look at a part needs?"""
+    groups = PAGES[part][2]
+    return not missing(groups[: FIRST_LOOKS[part][1]] if part in FIRST_LOOKS else groups, table)
+
+
 def make_page(part: str, table: pd.DataFrame) -> str:
     """The page of a part. Before all rows are there it has their number, and no test but those
     that an amendment reads first."""
@@ -481,10 +485,8 @@ def make_page(part: str, table: pd.DataFrame) -> str:
     left = missing(groups, table)
     if not left:
         return write(table)
-    if part in FIRST_LOOKS:
-        write_first, count = FIRST_LOOKS[part]
-        if not missing(groups[:count], table):
-            return write_first(table, left)
+    if is_read(part, table):
+        return FIRST_LOOKS[part][0](table, left)
     return (
         f"# Part {part} of study 3\n\n**Incomplete: {left} judged runs are missing.** Nothing is "
         "tested before all are there, as the [plan](plan.md) says.\n"
@@ -497,11 +499,11 @@ def write_pages(names: Sequence[str], folder: Path) -> list[Path]:
     Parts without a page are left out.
     """
     table, found = analysis.read_table(folder), []
+    ending = primaries(table)
     for part in names:
         if part not in PAGES:
             continue
-        text = make_page(part, table)
-        text += "" if "**Incomplete" in text else primaries(table)
+        text = make_page(part, table) + (ending if is_read(part, table) else "")
         found.append(folder / PAGES[part][0])
         write_atomic(found[-1], text.encode())
         name, draw = FIGURES.get(part, ("", None))
