@@ -354,8 +354,9 @@ def _dropout_keys(config: ModelConfig, inputs: ModelInputs, next_key: NextKey) -
     if next_key is None:
         return {}
     spec = config.dropout
+    of_embeddings = spec.embedding is not None or "embeddings" in spec.places
     drops = {
-        "embeddings": bool(spec.embedding_rate),
+        "embeddings": bool(spec.embedding_rate) and of_embeddings,
         "layers": spec.is_active,
         "final": bool(spec.rate) and "final" in spec.places,
     }

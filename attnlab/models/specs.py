@@ -283,9 +283,8 @@ class Dropout(Spec, prefix="dropout."):
 
     @functools.cached_property
     def embedding_rate(self) -> float:
-        """`embedding`, resolved: None is `rate` where that acts on embeddings."""
-        rate = self.rate if "embeddings" in self.places else 0.0
-        return rate if self.embedding is None else self.embedding
+        """`embedding`, resolved."""
+        return self.rate if self.embedding is None else self.embedding
 
     @property
     def is_active(self) -> bool:

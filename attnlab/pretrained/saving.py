@@ -232,7 +232,9 @@ def computed_values(config: ModelConfig) -> dict[str, object]:
         values["encoder.num_layers"] = config.encoder_model.num_layers
         values["encoder.num_heads"] = config.encoder_model.heads.num_heads
     dropout = config.dropout
-    at = dict.fromkeys(dropout.places, dropout.rate) | {"embeddings": dropout.embedding_rate}
+    at = dict.fromkeys(dropout.places, dropout.rate)
+    if dropout.embedding is not None:
+        at["embeddings"] = dropout.embedding
     # A place where nothing is dropped does not count.
     values["dropout at each place"] = {place: rate for place, rate in at.items() if rate}
     values["dropout of attention and ffn"] = dropout.attention, dropout.ffn
